@@ -417,7 +417,8 @@ def score_range(args: Arguments, block: QueryBlock, keys: Keys) -> tuple[float, 
     """
     if args.product_bound is None:
         return -np.inf, np.inf
-    bias = block.slice_diagonals(args.diagonal_bias, keys, args.band.t)
+    diagonal_bias: Any = args.diagonal_bias
+    bias = block.slice_diagonals(diagonal_bias, keys, args.band.t)
     bound = args.product_bound[block.heads, None]
     return float(np.min(bias - bound, initial=np.inf)), float(np.max(bias + bound, initial=-np.inf))
 

@@ -11,7 +11,6 @@ from math import log
 
 import torch
 from torch import Tensor
-from torch._C import _functorch as functorch
 from torch.autograd import forward_ad
 from torch.nn.functional import pad
 
@@ -49,6 +48,7 @@ def supports(
 
 def under_transform(*arrays: Tensor | None) -> bool:
     """Whether `vmap`, `torch.func` or forward mode is at work: the kernel on a CPU has no rules for them."""
+    functorch = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     if torch.compiler.is_compiling() or (forward_ad._current_level < 0 and functorch.peek_interpreter_stack() is None):
         return False
     return any(x is not None and (torch.func.debug_unwrap(x) is not x or has_tangent(x)) for x in arrays)
