@@ -185,8 +185,7 @@ def attend(
     with np.errstate(invalid="ignore", over="ignore"):  # hidden numbers may overflow or be NaN
         args = args if diagonal_bias is None else with_diagonal_bias(args, diagonal_bias[0, :, 0].astype(q.dtype))
         result = forward(args)
-        hides_nothing = mask is bias is pattern is band.left is band.right is None
-        if not hides_nothing and not np.isfinite(result.context).all():
+        if not (mask is bias is pattern is band.left is band.right is None or np.isfinite(result.context).all()):
             result = forward(args.with_unseen_zeroed())  # rare: something hidden may have been NaN
     if tape is not None:
         save_residuals(tape, result)
@@ -281,9 +280,7 @@ def block_shape(args: Arguments) -> tuple[int, int]:
 
 
 def query_blocks(args: Arguments, threads: int) -> list[QueryBlock]:
-    """All queries, in two blocks or more for each thread where possible. The last come first: causal, they see more
-    keys.
-    """
+    """All queries, in two blocks for each thread where possible. The last come first: causal, they see more keys."""
     (b, t, h, _), g = args.q.shape, args.k.shape[2]
     if fits_one_block(args):
         return [QueryBlock(slice(0, b), slice(0, h), slice(0, g), Span(0, t))]
@@ -358,13 +355,11 @@ def visible_sub_blocks(
 
 def hidden_mask(args: Arguments, block: QueryBlock, keys: Keys) -> Array | None:
     """Which scores of a block are hidden, `b h t s` with axes of 1; None where none is."""
-    hidden, queries, band = None, block.queries, args.band
-    if args.pattern is not None:
-        hidden = outside_pattern(args, block, args.pattern, keys)
+    queries, band, pattern = block.queries, args.band, args.pattern
+    hidden = None if pattern is None else outside_pattern(args, block, pattern, keys)
     if isinstance(keys, Span) and not band.covers(queries, keys):
-        relative_start = keys.start - queries.start - (band.s - band.t)  # of the first key, to the first query
-        t, s = queries.stop - queries.start, keys.stop - keys.start
-        outside = outside_window(t, s, relative_start, band.left, band.right)
+        first = keys.start - queries.start - (band.s - band.t)  # the first key's position, relative to the first query
+        outside = outside_window(queries.stop - queries.start, keys.stop - keys.start, first, band.left, band.right)
         hidden = outside if hidden is None else hidden | outside
     if args.mask is not None and not (mask := args.mask[block.score_index(args.mask.shape, keys)]).all():
         hidden = ~mask if hidden is None else hidden | ~mask
@@ -411,10 +406,7 @@ def scores_(args: Arguments, block: QueryBlock, keys: Keys, q: Array, out: Array
 
 
 def score_range(args: Arguments, block: QueryBlock, keys: Keys) -> tuple[float, float]:
-    """The least and the largest that a block's scores can be, by its diagonals, to skip and raise low ones. Without a
-    bound on the products they are -inf and inf; callers take both as inf without a bias by diagonal: then nothing is
-    skipped or raised.
-    """
+    """The least and the largest score of a block that a bias by diagonal allows, to skip and raise low ones."""
     if args.product_bound is None:
         return -np.inf, np.inf
     diagonal_bias: Any = args.diagonal_bias
