@@ -183,8 +183,10 @@ class DecoderAttention(Layer[Config]):
     def normed(self, tape: Tape, what: str, when: str, x: Array) -> Array:
         """Queries "q" or keys "k", normalised if the config asks for it at this point."""
         c = self.config
-        norm = c.norms()[0]
-        return record(tape, **{f"{what}_norm": normalize(self, norm, what, x)}) if c.norm_position == when else x
+        if c.norm_position == when:
+            norm = c.norms()[0]
+            x = record(tape, **{f"{what}_norm": normalize(self, norm, what, x)})
+        return x
 
     def before_rotation(self, tape: Tape, what: str, x: Array) -> Array:
         """Projected queries "q" or keys "k", normalised and clipped."""

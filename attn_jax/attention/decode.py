@@ -207,6 +207,7 @@ class DecodeStep:
             slots the last new positions may overwrite keys that the first ones see.
         head_axis: in a step unlike a full pass, whether attention matrices are `b h t s`, not `b t s`.
         lengths: the same as `length`, where it is known without reading the array back from its device.
+        sizes: the size of every axis letter of the layer's call, which `Layer.step` has checked; None elsewhere.
         gather: where the sequence lies on several devices, what brings the entries of all together; there is no cache.
         ring: there, `attend` over the keys of all devices.
         recur: there, what passes the state of a recurrence on from device to device: (form, values, first state).
@@ -229,6 +230,7 @@ class DecodeStep:
     concatenated: bool = False
     head_axis: bool = False
     lengths: list[int] | None = None
+    sizes: dict[str, int] | None = None
     gather: Any = None
     ring: Any = None
     recur: Any = None
@@ -272,15 +274,17 @@ def empty_cache(
     return note_lengths(Cache(arrays, positions, zero, zero > 0, limit, states), 0)
 
 
-def begin_step(config: Any, cache: Cache, query: Array, valid: Array | None) -> DecodeStep:
+def begin_step(
+    config: Any, cache: Cache, query: Array, valid: Array | None, sizes: dict[str, int] | None = None
+) -> DecodeStep:
     """The step that appends new positions: their slots, and the positions of queries and keys.
 
     Raises:
         ValueError: no room in the cache, if the lengths are known.
     """
     if reads_cache(config):
-        return begin_reading(config, cache, query, valid)
-    b, t, num_slots, max_length = *query.shape[:2], cache.positions.shape[1] - SPARE, cache.max_length
+        return begin_reading(config, cache, query, valid, sizes)
+    b, t, num_slots = *query.shape[:2], cache.positions.shape[1] - SPARE
     max_filled = None
     lengths_after = None
     if allows_data_dependent_shapes(cache.length):
@@ -288,9 +292,9 @@ def begin_step(config: Any, cache: Cache, query: Array, valid: Array | None) -> 
         start, longest = min(lengths), max(lengths)
         lengths_after = None if valid is not None else [n + t for n in lengths]
         if valid is None and start == longest and start + t <= num_slots:
-            return DecodeStep(cache, start, start + t, cache.length + t, lengths=lengths_after)
+            return DecodeStep(cache, start, start + t, cache.length + t, lengths=lengths_after, sizes=sizes)
         max_filled = min(longest + t, num_slots)
-    is_real = broadcast_mask(valid, (b, t), query)
+    is_real, max_length = broadcast_mask(valid, (b, t), query), cache.max_length
     query_positions = cache.length[:, None] + cumsum(is_real, 1) - 1
     length = query_positions[:, -1] + 1
     if concrete(length):
@@ -310,7 +314,7 @@ def begin_step(config: Any, cache: Cache, query: Array, valid: Array | None) -> 
     )
     return DecodeStep(
         cache, None, max_filled, length, is_appended, is_real & ~is_appended, slot, slot_positions,
-        query_positions, key_positions, concatenated, has_head_axis(config), lengths_after,
+        query_positions, key_positions, concatenated, has_head_axis(config), lengths_after, sizes,
     )  # fmt: skip
 
 
@@ -320,7 +324,9 @@ def has_head_axis(config: Any) -> bool:
     return mask is not None and "h" in mask.axes.split()
 
 
-def begin_reading(config: Any, cache: Cache, query: Array, valid: Array | None) -> DecodeStep:
+def begin_reading(
+    config: Any, cache: Cache, query: Array, valid: Array | None, sizes: dict[str, int] | None
+) -> DecodeStep:
     """The step of a layer that reads what another layer's step of the same positions wrote into its cache.
 
     Raises:
@@ -335,14 +341,14 @@ def begin_reading(config: Any, cache: Cache, query: Array, valid: Array | None) 
         check_has_read(config.variant, t if valid is None else 0, shortest)
         max_filled = min(longest, num_slots)
         if valid is None and shortest == longest <= num_slots:
-            return DecodeStep(cache, longest - t, longest, cache.length, reads=True)
+            return DecodeStep(cache, longest - t, longest, cache.length, sizes=sizes, reads=True)
     check_reads_one(config.variant, t, num_slots, cache.max_length)
     is_real = broadcast_mask(valid, (b, t), query)
     before = cache.length - is_real.sum(1) - 1
     query_positions = before[:, None] + cumsum(is_real, 1)
     return DecodeStep(
         cache, None, max_filled, cache.length, is_real, query_positions=query_positions,
-        key_positions=cache.positions[:, :max_filled], head_axis=has_head_axis(config), reads=True,
+        key_positions=cache.positions[:, :max_filled], head_axis=has_head_axis(config), sizes=sizes, reads=True,
     )  # fmt: skip
 
 

@@ -124,9 +124,17 @@ class LayerCall:
     """
 
     def __init__(
-        self, layer: Any, *, tape: Tape = None, return_weights: bool = False, dtype: str | None = None, **arguments: Any
+        self,
+        layer: Any,
+        *,
+        tape: Tape = None,
+        return_weights: bool = False,
+        dtype: str | None = None,
+        step: DecodeStep | None = None,
+        **arguments: Any,
     ) -> None:
-        self.layer, self.tape, self.shows_weights, self.sizes = layer, tape, return_weights, layer.check(**arguments)
+        self.layer, self.tape, self.shows_weights, self.step = layer, tape, return_weights, step
+        self.sizes = layer.check(**arguments) if step is None or step.sizes is None else step.sizes
         self.like = next(iter(arguments.values()))
         self.dtype = dtype_name(self.like) if dtype is None else dtype
         self.weights: Array | None = None
@@ -170,9 +178,9 @@ class AttentionCall(LayerCall):
         arrays = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias, "keep": keep}
         if step is not None and step.reads:  # what lies in the cache is not passed
             others = {name: x for name, x in others.items() if x is not None}
-        super().__init__(layer, tape=tape, return_weights=return_weights, **arrays, **others)
+        super().__init__(layer, tape=tape, return_weights=return_weights, step=step, **arrays, **others)
         self.passed, self.mask, self.bias, self.keep = (query, key, value), mask, bias, keep
-        self.step, self.implementation = step, implementation
+        self.implementation = implementation
 
     def inputs(
         self,
@@ -240,9 +248,9 @@ class AttentionCall(LayerCall):
 
     def draw_keep(self) -> Array | None:
         """The keep-mask: the caller's, in training a random one, drawn once, or None."""
-        self.keep = self.keep_mask(
-            self.keep, f"b {'h ' if 'h' in self.sizes else ''}t {'s' if 's' in self.sizes else 't'}"
-        )
+        if self.keep is None and self.layer.config.dropout > 0:
+            axes = f"b {'h ' if 'h' in self.sizes else ''}t {'s' if 's' in self.sizes else 't'}"
+            self.keep = self.keep_mask(None, axes)
         return self.keep
 
     def attend(
@@ -263,11 +271,11 @@ class AttentionCall(LayerCall):
             memory_k, memory_v: learned keys and values, which every query sees beside those of the call.
             more: further options of `attend_checked`; they replace those of the call and of the config.
         """
-        if q.ndim == 4 and part is None and memory_k is None and self.goes_round(more):
+        if self.step is not None and q.ndim == 4 and part is None and memory_k is None and self.goes_round(more):
             asked: Any = scoring(self.layer.config) | self.masking | more
             names = ("causal", "window", "pattern", "scale", "softcap", "sinks")
-            return self.step.ring(q, k, v, **{name: asked.get(name) for name in names})  # type: ignore[union-attr]
-        k, v = self.with_cached(k, v)
+            return self.step.ring(q, k, v, **{name: asked.get(name) for name in names})
+        k, v = (k, v) if self.step is None else self.with_cached(k, v)
         options: Any = {
             **self.masking, **scoring(self.layer.config), "bias": self.bias, "keep": self.draw_keep(),
             "tape": self.tape, "implementation": self.implementation, "return_weights": self.shows_weights,
@@ -285,7 +293,7 @@ class AttentionCall(LayerCall):
 
     def goes_round(self, more: dict[str, Any]) -> bool:
         """Whether keys travel from device to device instead of being gathered: plain attention by position."""
-        if self.step is None or self.step.ring is None or self.step.arrays:
+        if self.step.ring is None or self.step.arrays:  # type: ignore[union-attr]
             return False
         is_plain = self.tape is None and not self.shows_weights and self.implementation == "auto"
         return is_plain and more.keys() <= {"scale", "sinks"}
@@ -352,8 +360,7 @@ class RecurrentCall(LayerCall):
         tape: Tape = None,
         step: DecodeStep | None = None,
     ) -> None:
-        super().__init__(layer, tape=tape, query=query, mask=mask, documents=documents)
-        self.step = step
+        super().__init__(layer, tape=tape, step=step, query=query, mask=mask, documents=documents)
         x, self.real = record(tape, x=upcast(query), real=real_mask(mask, step))
         self.continues = record(tape, continues=continued_documents(step, documents, self.real))
         self.x = record(tape, zeroed_query=zero_unseen("bt->btd", self.real, x))

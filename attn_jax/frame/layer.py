@@ -251,9 +251,9 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
         config, dtype = self.config, self.dtype if self.has_params else None
         if dtype is None:
             refuse_silent_float32(config.variant, *arguments.values())
-        return memoized_check(
-            config, dtype, checked_specs(config.variant, **unpack_positions_pair(config.variant, arguments))
-        )
+        if "positions" in arguments:
+            arguments = unpack_positions_pair(config.variant, arguments)
+        return memoized_check(config, dtype, checked_specs(config.variant, **arguments))
 
     def _empty_cache(self, batch_size: int, max_length: int, dtype: Any, sizes: dict[str, int]) -> Any:
         entry_dtype = float_dtype_name(self.config.variant, dtype or self.dtype)
@@ -268,7 +268,7 @@ class Layer(nnx.Module, DecodingMixin[Array], Generic[C]):
         cache_specs = {name: spec_of(config.variant, f"the cache's {name}", x) for name, x in cache.arrays.items()}
         valid_spec = spec_of(config.variant, "valid", valid)
         check_step(config, not self.deterministic, sizes, valid_spec, cache_specs, cache.max_length)
-        step = begin_step(config, varying_as(cache, query), query, valid)
+        step = begin_step(config, varying_as(cache, query), query, valid, sizes)
         return end_step(step, self(query, step=step, tape=tape, **arguments))
 
     @UncompiledMethod

@@ -10,7 +10,11 @@ from attn_jax.ops import Array, dtype_name, float_dtype_name
 
 def checked_specs(who: str, **arrays: Array | None) -> dict[str, tuple[tuple[int, ...], str] | None]:
     """Shape and dtype name of every array, for the contract's checks; refuses what is no array. None for None."""
-    return {name: None if x is None else spec_of(who, name, x) for name, x in arrays.items()}
+    specs: dict[str, Any] = dict.fromkeys(arrays)
+    for name, x in arrays.items():
+        if x is not None:
+            specs[name] = spec_of(who, name, x)
+    return specs
 
 
 def refuse_silent_float32(variant: str, *arrays: Array | None) -> None:

@@ -104,8 +104,7 @@ def run_fast_path(
     tape: Tape, q: Array, k: Array, v: Array, *, mask: Array | None, bias: Array | None, **options: Any
 ) -> tuple[Array, Array | None]:
     """The context and the lse by the fast path, which needs a head axis: arrays without one get one."""
-    mask, bias = record(tape, allowed=mask, bias=bias)
-    q, k, v = record(tape, q=q, k=k, v=v)
+    mask, bias, q, k, v = record(tape, allowed=mask, bias=bias, q=q, k=k, v=v)
     has_heads = q.ndim == 4
     if not has_heads:
         q, k, v = q[:, :, None], k[:, :, None], v[:, :, None]
@@ -113,8 +112,9 @@ def run_fast_path(
         bias = bias if bias is None or bias.ndim < 3 else bias[:, None]
     options["tape"] = tape  # only in NumPy: the kernel saves what its hand-written backward reads
     context, lse = kernels.attend(q, k, v, mask=mask, bias=bias, **options)
-    lse = lse if has_heads or lse is None else lse[:, 0]
-    return record(tape, context=context if has_heads else context[:, :, 0]), lse
+    if not has_heads:
+        context, lse = context[:, :, 0], None if lse is None else lse[:, 0]
+    return record(tape, context=context), lse
 
 
 def softmax_takes_fast_path(

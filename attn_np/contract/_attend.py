@@ -98,7 +98,9 @@ def takes_fast_path(
     return (
         supported
         and not needs_weights
-        and (implementation == "fused" or (implementation == "auto" and not wants_intermediates(tape)))
+        and (
+            implementation == "fused" or (implementation == "auto" and (tape is None or not wants_intermediates(tape)))
+        )
     )
 
 

@@ -43,7 +43,7 @@ class Band(NamedTuple):
     @classmethod
     def of(cls, t: int, s: int, causal: bool, window: Limits | None) -> "Band":
         """The band of a causal mask and a window (left, right)."""
-        left, right = window_limits(window)
+        left, right = (None, None) if window is None else window_limits(window)
         return cls(t, s, left, 0 if causal else right)
 
     @property

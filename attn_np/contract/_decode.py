@@ -240,9 +240,9 @@ def check_step(
         raise field_error(variant, f"a cache of {', '.join(axes_by_name)}", ", ".join(cache_specs), "call init_cache")
     all_sizes = {**sizes, "s": slot_count(config, max_length) + SPARE}
     for name, axes in axes_by_name.items():
-        shape = (cache_specs[name] or ((), ""))[0]
-        expected = tuple(all_sizes.get(letter, n) for letter, n in zip(axes.split(), shape, strict=False))
-        if not (expected == shape and len(axes.split()) == len(expected)):
+        shape, letters = (cache_specs[name] or ((), ""))[0], axes.split()
+        expected = tuple(map(all_sizes.get, letters, shape))
+        if not (expected == shape and len(letters) == len(expected)):
             fix = "call init_cache for this layer and batch"
             raise field_error(variant, f"the cache's {name} of shape {expected}", shape, fix)
     if valid is not None:

@@ -54,10 +54,10 @@ class Norm:
 def norm_of(config: Any, field: str = "norm") -> Norm | None:
     """The norm that the field says with those that begin with its name and `_`; None if it is None."""
     kind = getattr(config, field)
+    if kind is None:
+        return None
     parts = {name: f"{field}_{name}" for name in ("over", "weight", "bias", "offset", "eps")}
-    return (
-        None if kind is None else Norm(kind, **{n: getattr(config, f) for n, f in parts.items() if hasattr(config, f)})
-    )
+    return Norm(kind, **{n: getattr(config, f) for n, f in parts.items() if hasattr(config, f)})
 
 
 def check_norm(config: Config, field: str, **heads: int) -> None:

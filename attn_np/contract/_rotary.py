@@ -365,7 +365,7 @@ def unpack_positions_pair(who: str, arguments: dict[str, Any]) -> dict[str, Any]
     Raises:
         ValueError: positions that are neither an array nor a pair.
     """
-    positions = arguments.get("positions")
+    positions = arguments["positions"]
     if not isinstance(positions, tuple):
         return arguments
     expected, got = "positions as integers, or as a pair (cos, sin)", f"{len(positions)} arrays"

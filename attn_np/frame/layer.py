@@ -197,9 +197,9 @@ class Layer(DecodingMixin[Array], Generic[C]):
     def check(self, **arguments: Any) -> dict[str, int]:
         """The size of every axis letter of a call; arguments that cannot be right are refused."""
         config, dtype = self.config, self.dtype if self.has_params else None
-        return memoized_check(
-            config, dtype, checked_specs(config.variant, **unpack_positions_pair(config.variant, arguments))
-        )
+        if "positions" in arguments:
+            arguments = unpack_positions_pair(config.variant, arguments)
+        return memoized_check(config, dtype, checked_specs(config.variant, **arguments))
 
     def _empty_cache(self, batch_size: int, max_length: int, dtype: str | None, sizes: dict[str, int]) -> Any:
         entry_dtype = float_dtype_name(self.config.variant, dtype or self.dtype)
@@ -214,7 +214,7 @@ class Layer(DecodingMixin[Array], Generic[C]):
         cache_specs = {name: spec_of(config.variant, f"the cache's {name}", x) for name, x in cache.arrays.items()}
         valid_spec = spec_of(config.variant, "valid", valid)
         check_step(config, self.training, sizes, valid_spec, cache_specs, cache.max_length)
-        step = begin_step(config, cache, query, valid)
+        step = begin_step(config, cache, query, valid, sizes)
         y, cache_after = end_step(step, self(query, step=step, tape=tape, **arguments))
         if not step.reads:
             use_up(cache)

@@ -16,11 +16,6 @@ def index_of(keys: Keys) -> Any:
     return slice(*keys) if isinstance(keys, Span) else keys
 
 
-def count_of(keys: Keys) -> int:
-    """How many keys these are."""
-    return keys.length if isinstance(keys, Span) else len(keys)
-
-
 def by_kv_head(x: Array, k: Array) -> Array:
     """The rows of query heads that share a key/value head as one matrix, `b h t k` -> `b g (r t) k`."""
     return x.reshape(x.shape[0], k.shape[1], x.shape[1] // k.shape[1] * x.shape[2], x.shape[3])
@@ -50,10 +45,11 @@ class QueryBlock(NamedTuple):
 
     def slice_keys(self, x: Array, keys: Keys) -> Array:
         """An array by keys, `b s g k` -> `b g s k`."""
-        part = x[self.batch, index_of(keys), self.kv_heads].swapaxes(1, 2)
+        if isinstance(keys, Span):
+            return x[self.batch, slice(*keys), self.kv_heads].swapaxes(1, 2)
         # The rows of a copy would lie as far apart as it has heads, and BLAS rounds by that: the backward pass, whose
         # blocks have fewer heads, would get other scores than the forward pass.
-        return part if isinstance(keys, Span) else np.ascontiguousarray(part)
+        return np.ascontiguousarray(x[self.batch, keys, self.kv_heads].swapaxes(1, 2))
 
     def slice_rows(self, x: Array) -> Array:
         """A view of an array with a number for each row, `b h t`."""

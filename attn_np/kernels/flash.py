@@ -23,7 +23,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from math import e, log, log2
 from typing import Any
@@ -35,7 +35,7 @@ from attn_np.contract._band import Band, Limits, Span
 from attn_np.contract._intervals import TruthBounds
 from attn_np.contract._patterns import Pattern, Window
 from attn_np.contract._tape import save_residuals
-from attn_np.kernels.blocks import Keys, QueryBlock, by_kv_head, count_of, index_of
+from attn_np.kernels.blocks import Keys, QueryBlock, by_kv_head, index_of
 from attn_np.kernels.scores import (
     add_to_diagonal_sums,
     exp2_is_fast,
@@ -168,7 +168,8 @@ def attend(
     """The context `b t h v` as `attn_np.attend` defines it, of q, k and v; and, if asked for, the lse `b h t`. A
     `diagonal_bias` is added to the scores, one number for each diagonal, `1 h 1 n`.
     """
-    mask, bias = (x if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape) for x in (mask, bias))
+    mask = None if mask is None else mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    bias = None if bias is None else bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
     dtype, q = dtype_name(q), upcast(q)
     sinks = None if sinks is None else sinks.astype(q.dtype)
     # One number per pair where it holds -inf, or for an lse, which moving the bias by a constant would change.
@@ -184,9 +185,10 @@ def attend(
     with np.errstate(invalid="ignore", over="ignore"):  # hidden numbers may overflow or be NaN
         args = args if diagonal_bias is None else with_diagonal_bias(args, diagonal_bias[0, :, 0].astype(q.dtype))
         result = forward(args)
-        if not (mask is bias is pattern is None and band.full) and not np.isfinite(result.context).all():
+        if not (mask is bias is pattern is band.left is band.right is None or np.isfinite(result.context).all()):
             result = forward(args.with_unseen_zeroed())  # rare: something hidden may have been NaN
-    save_residuals(tape, result)
+    if tape is not None:
+        save_residuals(tape, result)
     return to_dtype(result.context, dtype), result.lse() if return_lse else None
 
 
@@ -277,11 +279,13 @@ def block_shape(args: Arguments) -> tuple[int, int]:
     return min(t, 2 * EDGE_QUERIES), min(s, max(1, BLOCK_KEYS // 2))
 
 
-def query_blocks(args: Arguments, min_blocks: int) -> list[QueryBlock]:
-    """All queries, in at least `min_blocks` blocks where possible. The last come first: causal, they see more keys."""
-    (b, t, h, _), g, (block_queries, block_keys) = args.q.shape, args.k.shape[2], block_shape(args)
+def query_blocks(args: Arguments, threads: int) -> list[QueryBlock]:
+    """All queries, in two blocks for each thread where possible. The last come first: causal, they see more keys."""
+    (b, t, h, _), g = args.q.shape, args.k.shape[2]
     if fits_one_block(args):
         return [QueryBlock(slice(0, b), slice(0, h), slice(0, g), Span(0, t))]
+    # Heads that share keys are rows of one product, so their number must not depend on the threads.
+    min_blocks, (block_queries, block_keys) = 2 * threads if g == h else MIN_BLOCKS, block_shape(args)
     most_heads = BLOCK_QUERIES * BLOCK_KEYS // (block_queries * block_keys)
     batch, heads = max(1, min(most_heads // h, b // min_blocks)) if block_queries == t else 1, h
     if batch == 1:
@@ -341,7 +345,7 @@ def visible_sub_blocks(
     keys = Span(max(keys.start, start), min(keys.stop, stop))
     if keys.start >= keys.stop:
         return
-    if queries.length > EDGE_QUERIES and not args.band.covers(queries, keys):
+    if queries.stop - queries.start > EDGE_QUERIES and not args.band.covers(queries, keys):
         middle = (queries.start + queries.stop) // 2
         for half in Span(queries.start, middle), Span(middle, queries.stop):
             yield from visible_sub_blocks(args, block._replace(queries=half), keys)
@@ -351,10 +355,11 @@ def visible_sub_blocks(
 
 def hidden_mask(args: Arguments, block: QueryBlock, keys: Keys) -> Array | None:
     """Which scores of a block are hidden, `b h t s` with axes of 1; None where none is."""
-    hidden, queries, band = outside_pattern(args, block, keys), block.queries, args.band
+    queries, band, pattern = block.queries, args.band, args.pattern
+    hidden = None if pattern is None else outside_pattern(args, block, pattern, keys)
     if isinstance(keys, Span) and not band.covers(queries, keys):
-        relative_start = keys.start - queries.start - (band.s - band.t)  # of the first key, to the first query
-        outside = outside_window(queries.length, keys.length, relative_start, band.left, band.right)
+        first = keys.start - queries.start - (band.s - band.t)  # the first key's position, relative to the first query
+        outside = outside_window(queries.stop - queries.start, keys.stop - keys.start, first, band.left, band.right)
         hidden = outside if hidden is None else hidden | outside
     if args.mask is not None and not (mask := args.mask[block.score_index(args.mask.shape, keys)]).all():
         hidden = ~mask if hidden is None else hidden | ~mask
@@ -363,11 +368,9 @@ def hidden_mask(args: Arguments, block: QueryBlock, keys: Keys) -> Array | None:
     return hidden
 
 
-def outside_pattern(args: Arguments, block: QueryBlock, keys: Keys) -> Array | None:
+def outside_pattern(args: Arguments, block: QueryBlock, pattern: Pattern, keys: Keys) -> Array | None:
     """Which scores of a block the pattern hides, `b 1 t s` with axes of 1; None if it surely shows them all."""
-    pattern, queries = args.pattern, block.queries
-    if pattern is None:
-        return None
+    queries = block.queries
     key_positions = np.arange(args.band.s, dtype=np.int32)[index_of(keys)]
     surely_see = block.slice_batch(args.pattern_table.certain)[:, queries.start // block_shape(args)[0]]
     if surely_see[:, key_positions // PATTERN_KEYS].all():
@@ -403,14 +406,11 @@ def scores_(args: Arguments, block: QueryBlock, keys: Keys, q: Array, out: Array
 
 
 def score_range(args: Arguments, block: QueryBlock, keys: Keys) -> tuple[float, float]:
-    """The least and the largest that a block's scores can be, by its diagonals, to skip and raise low ones. Without a
-    bound on the products they are -inf and inf; without a bias by diagonal both inf: then nothing is skipped or raised.
-    """
-    if args.diagonal_bias is None:
-        return np.inf, np.inf
+    """The least and the largest score of a block that a bias by diagonal allows, to skip and raise low ones."""
     if args.product_bound is None:
         return -np.inf, np.inf
-    bias = block.slice_diagonals(args.diagonal_bias, keys, args.band.t)
+    diagonal_bias: Any = args.diagonal_bias
+    bias = block.slice_diagonals(diagonal_bias, keys, args.band.t)
     bound = args.product_bound[block.heads, None]
     return float(np.min(bias - bound, initial=np.inf)), float(np.max(bias + bound, initial=-np.inf))
 
@@ -438,8 +438,7 @@ def forward(args: Arguments) -> ForwardResult:
         np.divide(weighted_values, weight_sums[..., None], out=block.slice_queries(context))
         block.slice_rows(row_shift)[...], block.slice_rows(total)[...] = block_shift, weight_sums
 
-    # Heads that share keys are rows of one product, so their number must not depend on the threads.
-    in_threads(attend_block, lambda threads: query_blocks(args, 2 * threads if g == h else MIN_BLOCKS))
+    in_threads(attend_block, partial(query_blocks, args))
     return ForwardResult(args, context, row_shift, total)
 
 
@@ -476,11 +475,11 @@ def sums_over_keys(args: Arguments, block: QueryBlock, q: Array, bounded: bool) 
         weight_sums += np.where(sink != -np.inf, args.exp_(sink - top), 0.0)
     scratch, cutoff = Scratch(), underflow_score(dtype) * args.exp_factor
     for sub_block, keys, hidden in visible_blocks(args, block):
-        low, high = score_range(args, sub_block, keys)
+        low, high = (np.inf, np.inf) if args.diagonal_bias is None else score_range(args, sub_block, keys)
         if bounded and high < cutoff:
             continue
         at, v = block.index_of_sub_block(sub_block), sub_block.slice_keys(args.v, keys)
-        weights = scratch("weights", (*shape[:2], sub_block.queries.length, count_of(keys)), dtype)
+        weights = scratch("weights", (*q[at].shape[:3], v.shape[2]), dtype)
         scores_(args, sub_block, keys, q[at], weights)
         if bounded:
             # Hidden scores are exponentiated too and zeroed after: exp(-inf) takes several times as long.
@@ -528,7 +527,7 @@ def backward(
 ) -> tuple[Array, Array, Array, Array | None, Array | None]:
     """Gradients of q, k, v, the biased scores and, if asked for, the diagonals, block by block."""
     args = result.args
-    (b, t, h, _), (_, s, g, _), dtype = args.q.shape, args.k.shape, args.q.dtype
+    (b, t, h, _), s, dtype = args.q.shape, args.band.s, args.q.dtype
     cutoff, queries_per_strip = underflow_score(dtype) * args.exp_factor, min(t, EDGE_QUERIES)
     needs_diagonal_grad = needs_diagonal_grad and args.diagonal_bias is not None
     ddiagonal_bias = np.zeros((b, h, t + s - 1), dtype) if needs_diagonal_grad else None
@@ -543,14 +542,14 @@ def backward(
         block_dcontext, block_delta = block.slice_queries(dcontext) / total, block.slice_rows(delta)[..., None] / total
         sum_dq = np.zeros_like(q)
         for sub_block, keys, hidden in visible_blocks(args, block):
-            low, high = score_range(args, sub_block, keys)
+            low, high = (np.inf, np.inf) if args.diagonal_bias is None else score_range(args, sub_block, keys)
             row_shift = sub_block.slice_rows(result.row_shift)[..., None]
             if high - np.min(row_shift, initial=np.inf) < cutoff:
                 continue
             at, at_keys = block.index_of_sub_block(sub_block), np.s_[:, :, index_of(keys)]
             k, v = sub_block.slice_keys(args.k, keys), sub_block.slice_keys(args.v, keys)
             sub_block_q, sub_block_dcontext = by_kv_head(q[at], k), by_kv_head(block_dcontext[at], k)
-            shape = (*q.shape[:2], sub_block.queries.length, count_of(keys))
+            shape = (*q[at].shape[:3], k.shape[2])
             weights, dscores = scratch("weights", shape, dtype), scratch("dscores", shape, dtype)
             tanh_scores = scores_(args, sub_block, keys, q[at], weights)
             weights -= row_shift
@@ -593,7 +592,7 @@ def backward(
         np.divide(sum_dk, dtype.type(args.exp_factor), out=out_dk)  # the queries were multiplied by it
         out_dv[...] = sum_dv
 
-    blocks = query_blocks(args, 4 * -(-t // block_shape(args)[0]) if g == h else MIN_BLOCKS)
+    blocks = query_blocks(args, 2 * -(-t // block_shape(args)[0]))
     by_heads = [list(blocks) for _, blocks in groupby(blocks, lambda block: (block.batch.start, block.kv_heads.start))]
     in_threads(add_blocks, lambda threads: by_heads)
     return dq, dk, dv, dbiased, None if ddiagonal_bias is None else ddiagonal_bias.sum(0)[None, :, None]

@@ -122,7 +122,8 @@ def cos_sin_for(
         cos_sin = cos_sin_table(config, length, length, dtype_name(like), like=like)
         if real is None and (step is None or step.like_full_pass):  # positions that follow each other: views
             start: Any = 0 if step is None else step.start
-            return cos_sin[0][None, start : start + t], cos_sin[1][None, start : start + t]
+            cos, sin = cos_sin[:, None, start : start + t]
+            return cos, sin
         unclipped = token_positions(t, t, like=like, step=step)[0] if real is None else cumsum(real, 1) - 1
         positions = clip(unclipped, 0, length - 1)
     else:

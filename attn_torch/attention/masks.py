@@ -245,12 +245,13 @@ def zero_unseen_inputs(
         key = query if key is None else key
         value = key if value is None else value
     arrays: Any = (query, key, value)
-    if step is None:
+    if step is not None:
+        if not step.like_full_pass:
+            query, key, value = (where(step.is_appended[:, :, None], x, 0.0) for x in arrays)
+    elif key is not query or mask is not None or not (pattern is None or pattern.sees_itself):  # else all are seen
         masking: Any = {"causal": causal, "window": window, "pattern": pattern}
         query_mask, key_mask = query_and_key_masks(mask, query.shape[1], arrays[1].shape[1], like=query, **masking)
         query_mask, key_mask = record(tape, query_mask=query_mask, key_mask=key_mask)
         query = zero_unseen(f"{axes}->btd", query_mask, query)
         key, value = zero_unseen(f"{axes}->bsi", key_mask, key), zero_unseen(f"{axes}->bsj", key_mask, value)
-    elif not step.like_full_pass:
-        query, key, value = (where(step.is_appended[:, :, None], x, 0.0) for x in arrays)
     return record(tape, zeroed_query=query, zeroed_key=key, zeroed_value=value)

@@ -225,9 +225,9 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
         config, dtype = self.config, self.dtype
         if dtype not in (None, "float32") and dtype == autocast_dtype(next(self.parameters())):
             dtype = "float32"
-        return memoized_check(
-            config, dtype, checked_specs(config.variant, **unpack_positions_pair(config.variant, arguments))
-        )
+        if "positions" in arguments:
+            arguments = unpack_positions_pair(config.variant, arguments)
+        return memoized_check(config, dtype, checked_specs(config.variant, **arguments))
 
     def _empty_cache(self, batch_size: int, max_length: int, dtype: Any, sizes: dict[str, int]) -> Any:
         torch_dtype = DTYPES[float_dtype_name(self.config.variant, dtype or self.dtype or "float32")]
@@ -243,7 +243,7 @@ class Layer(torch.nn.Module, DecodingMixin[Array], Generic[C]):
         cache_specs = {name: spec_of(config.variant, f"the cache's {name}", x) for name, x in cache.arrays.items()}
         valid_spec = spec_of(config.variant, "valid", valid)
         check_step(config, self.training, sizes, valid_spec, cache_specs, cache.max_length)
-        step = begin_step(config, cache, query, valid)
+        step = begin_step(config, cache, query, valid, sizes)
         y, cache_after = end_step(step, self(query, step=step, tape=tape, **arguments))
         if not step.reads:
             use_up(cache)

@@ -32,7 +32,7 @@ from attn_torch.kernels.blocks import BlockAttention, queries_per_block
 from attn_torch.kernels.sharded import attend_locally, is_sharded
 from attn_torch.kernels.unseen import PackedPattern, limits_of, statically_true, trim_unseen, zero_unseen_qkv
 from attn_torch.ops import diagonals_to_pairs as skew_last_query_first
-from attn_torch.ops import dtype_name, to_dtype, upcast
+from attn_torch.ops import upcast
 
 # With at most so many scores on a CPU, or a 128th of that in each head, as in many windows of 64 positions, computing
 # all of them at once is faster than blocks.
@@ -69,7 +69,7 @@ def attend(
         options = {"causal": causal, "window": window, "scale": scale, "softcap": softcap}
         options["return_lse"] = return_lse
         return attend_locally(attend, q, k, v, arrays, options, PackedPattern.of(pattern))
-    dtype, t, s = dtype_name(q), q.shape[1], k.shape[1]
+    dtype, t, s = q.dtype, q.shape[1], k.shape[1]
     q, k, v = upcast(q), upcast(k), upcast(v)
     limits = limits_of(causal, window, t, s)
     if pattern is None:
@@ -82,7 +82,7 @@ def attend(
         sdpa_eligible = sdpa_eligible and not needs_grad(q, k, v, diagonal_bias)
         if sdpa_eligible and sdpa.supports_diagonal_bias(q, k, v, diagonal_bias):
             context = sdpa.attend_by_diagonals(q, k, v, diagonal_bias, limits, float(scale))
-            return to_dtype(prepend_empty_rows(first_query, context), dtype), None
+            return prepend_empty_rows(first_query, context).to(dtype), None
         if all_at_once or sdpa.under_transform(q, k, v, mask, bias, diagonal_bias):
             bias_by_pair = skew_last_query_first(diagonal_bias, q.shape[1], k.shape[1]).flip(2)
             bias, diagonal_bias = bias_by_pair if bias is None else bias_by_pair + bias, None
@@ -113,7 +113,7 @@ def attend(
     if lse is not None and not statically_true(first_query == 0):
         lse_before = small.lse_of_nothing(sinks, lse).expand(*lse.shape[:2], first_query)
         lse = torch.cat([lse_before, lse], -1)
-    return to_dtype(prepend_empty_rows(first_query, context), dtype), lse if return_lse else None
+    return prepend_empty_rows(first_query, context).to(dtype), lse if return_lse else None
 
 
 def prepend_empty_rows(first: int, context: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from math import log
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn.functional import pad
 
 from attn_np.contract._band import Band, Limits, Span
@@ -32,8 +33,7 @@ def supports(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, limits: Limits, scale: float
 ) -> bool:
     """Whether the kernel computes the same function, does not form all scores, and is no slower than blocks."""
-    empty = statically_true(q.numel() == 0) or statically_true(k.numel() == 0) or statically_true(v.numel() == 0)
-    if empty or under_transform(q, k, v, mask, bias):
+    if statically_true(q.numel() * k.numel() * v.numel() == 0) or under_transform(q, k, v, mask, bias):
         return False
     widths = k.shape[-1], v.shape[-1]
     if q.is_cpu and max(widths) >= BLOCKS_WIDTH_RATIO * min(widths):
@@ -48,7 +48,8 @@ def supports(
 
 def under_transform(*arrays: Tensor | None) -> bool:
     """Whether `vmap`, `torch.func` or forward mode is at work: the kernel on a CPU has no rules for them."""
-    if torch.compiler.is_compiling():
+    functorch = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    if torch.compiler.is_compiling() or (forward_ad._current_level < 0 and functorch.peek_interpreter_stack() is None):
         return False
     return any(x is not None and (torch.func.debug_unwrap(x) is not x or has_tangent(x)) for x in arrays)
 
@@ -59,7 +60,7 @@ def attend(
     """The context, `b t h v`."""
     if mask is not None:
         bias = torch.where(mask, 0.0 if bias is None else bias, -torch.inf).to(q.dtype)
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     missing = (width := v.shape[-1]) - q.shape[-1]
     if missing > 0:  # of keys and values that differ in width the kernel would form all scores: zeros change none
         q, k = pad(q, (0, missing)), pad(k, (0, missing))
@@ -67,7 +68,7 @@ def attend(
         v = pad(v, (0, -missing))
     shared = not statically_true(q.shape[1] == k.shape[1])  # one number of heads for both may be called shared, too
     context = scaled_dot_product_attention(q, k, v, bias, is_causal=limits[1] == 0, scale=scale, enable_gqa=shared)
-    return context[..., :width].transpose(1, 2)
+    return (context if missing >= 0 else context[..., :width]).transpose(1, 2)
 
 
 def supports_diagonal_bias(q: Tensor, k: Tensor, v: Tensor, diagonal_bias: Tensor) -> bool:

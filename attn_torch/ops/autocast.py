@@ -10,6 +10,8 @@ from torch import Tensor
 
 def autocast_dtype(x: Tensor) -> str | None:
     """The dtype that `torch.autocast` rounds products of float32 arrays to on the array's device; None without it."""
+    if not torch._C._is_any_autocast_enabled():
+        return None
     device = x.device.type
     if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return None

@@ -20,7 +20,6 @@ AT_ONCE = {
     "torch": [
         *KERNEL,
         "kernels.flash.few_scores is True",
-        "kernels.small.has_tangent is False",
         "kernels.sdpa.under_transform is False",
         "kernels.sdpa.supports is True",
         "kernels.sdpa.attend",

@@ -19,7 +19,7 @@ from attn_np.attention.masks import block_table, visible_pairs
 from attn_np.contract._intervals import Interval
 from attn_np.contract._patterns import Pattern, from_text
 from attn_np.kernels import flash as numpy_kernels
-from attn_np.kernels.blocks import count_of
+from attn_np.kernels.blocks import index_of
 from attn_torch.kernels import blocks as torch_blocks
 from attn_torch.kernels.unseen import PackedPattern
 from parity_tests.bounds.error_array import ErrArray
@@ -105,7 +105,7 @@ def blocks_met(pattern: Pattern, t: int, b: int = 1) -> int:
     found = 0
     for block in numpy_kernels.query_blocks(arguments, 1):
         for part, keys, _ in numpy_kernels.visible_blocks(arguments, block):
-            found += part.queries.length * count_of(keys)
+            found += part.queries.length * len(np.arange(t)[index_of(keys)])
     return found
 
 
