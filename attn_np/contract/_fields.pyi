@@ -456,7 +456,7 @@ class MultiHeadLatentAttentionFields(TypedDict, total=False):
     rope_layout: Literal["half", "interleaved"]  # "interleaved"
     rope_sections: tuple[int, ...] | None  # None
     max_positions: int | None  # None
-    rope_scaling: Literal["linear", "dynamic", "yarn", "llama3", "longrope", "proportional"] | None  # None
+    rope_scaling: Literal["linear", "dynamic", "yarn", "llama3", "longrope"] | None  # None
     rope_scaling_factor: float | None  # None
     original_max_positions: int | None  # None
     low_freq_factor: float | None  # None
