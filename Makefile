@@ -97,10 +97,11 @@ course: env  ## run every lesson of the course as printed, its notebook with Num
 	$(RUN) -m pytest -n $(JOBS) -m course $(PYTEST_ARGS)
 
 .PHONY: peers
-peers: env  ## hold layers against transformers, Keras, Equinox, peft and torchao; of types alone a part (PART=1/6, PYTEST_ARGS=...)
+peers: env  ## hold layers against transformers, Keras, Equinox, peft and torchao, and a part of what repeats (PART=1/6, PYTEST_ARGS=...)
 	$(RUN) -m pytest -n $(JOBS) -m peers $(PYTEST_ARGS)
 	$(RUN) -m pytest -n $(JOBS) -m peers --left-out --part $(PART) $(PYTEST_ARGS) \
-	    parity_tests/tests/tool/test_peers.py parity_tests/tests/weights/test_absent_fields.py || test $$? -eq 5
+	    $(addprefix parity_tests/tests/,tool/test_peers.py tool/test_modules_transformers.py kernels/test_drop_in.py \
+	    weights/test_absent_fields.py) || test $$? -eq 5
 
 .PHONY: mutants
 mutants: env  ## plant known mistakes and careless edits, and count how many are seen (MUTANTS_ARGS=--short: a minute)
