@@ -259,7 +259,7 @@ class DecoderAttention(Layer[Config]):
         dw["sinks"] = None if self.sinks is None else tape["dsinks"]
         q_scale = query_scales(c, tape.get("positions"), dy.shape[1], like=dy)
         dq = dq if q_scale is None else record(tape, dq_tempered=dq) * q_scale
-        dq = self.turned_vjp(tape, "q", dq, cos, sin, dw)
+        dq = record(tape, dq_proj=self.turned_vjp(tape, "q", dq, cos, sin, dw))
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
         dquery = sum_grads(dquery, dquery_gate)
         if c.shared_kv:
@@ -283,7 +283,7 @@ class DecoderAttention(Layer[Config]):
         if c.norm_position == "before_rotation":
             dx = record(tape, **{f"d{what}_norm": dx})
             dx = normalize_vjp(self, norm, what, tape[f"{what}_proj"], dx, dw)
-        return record(tape, **{f"d{what}_proj": dx})
+        return dx
 
     def projected_keys_and_values_vjp(
         self, tape: Tape, key: Array, value: Array, dk: Array, dv: Array, cos: Any, sin: Any, dw: dict[str, Any]
@@ -297,10 +297,9 @@ class DecoderAttention(Layer[Config]):
             dv = record(tape, dv_norm=dv)
             dv = normalize_vjp(self, c.norm_of_values(), "v", tape["v_proj"], dv, dw)
         dv = record(tape, dv_proj=dv)
-        dk = self.turned_vjp(tape, "k", dk, cos, sin, dw)
-        if c.keys_as_values:
-            dk, dvalue = sum_grads(dk, dv), None
-        else:
+        dk, dvalue = self.turned_vjp(tape, "k", dk, cos, sin, dw), None
+        dk = record(tape, dk_proj=sum_grads(dk, dv) if c.keys_as_values else dk)
+        if not c.keys_as_values:
             dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dgv->bsgv", value, self.w_v, self.b_v, dv)  # type: ignore[arg-type]
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dgk->bsgk", key, self.w_k, self.b_k, dk)  # type: ignore[arg-type]
         return dkey, dvalue
