@@ -1,9 +1,16 @@
 """Swin attention: windows of a grid, shifted in every second layer, with a learned bias for each offset."""
 
 from dataclasses import dataclass
+from reprlib import repr as short
+from typing import Any
 
 from attn_np.contract import _heads
 from attn_np.contract._base import Arg, Param, field_error, is_integer
+
+
+def pair(value: Any) -> Any:
+    """A number for both sides as two, and two as they are."""
+    return value if isinstance(value, tuple) else (value, value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,8 +20,11 @@ class Config(_heads.Heads):
     Attributes:
         height: rows of the grid; they follow each other in the sequence.
         width: columns of the grid.
-        window_size: rows and columns of a window.
-        shift: how many positions the windows are moved down and right; half a window in every second layer.
+        window_size: rows and columns of a window: a number, or a pair (rows, columns).
+        shift: how many positions the windows are moved down and right: a number, or a pair (down, right); half a window
+            in every second layer.
+        filling: rows of zeros below the grid and columns to its right, until windows fill it: "seen": their keys and
+            values are the biases, and every position of their window sees them; "hidden": no position sees them.
     """
 
     class_name = "SwinAttention"
@@ -31,9 +41,10 @@ class Config(_heads.Heads):
         r"+ w_{bias}[\Delta(t, s), h]\right) v_{h,s}\, w_{o,h}"
     )
     notation = {
-        "M (window size)": "window_size; axis x has (2 M - 1)^2 offsets",
+        "M (window size)": "window_size; axis x has (2 M - 1)^2 offsets, or (2 rows - 1)(2 columns - 1)",
         "relative position bias B, table B^": "position_bias, w_bias",
         "W-MSA, SW-MSA": "shift=0, shift=window_size // 2",
+        "padding (torchvision, timm, transformers)": 'filling="seen"',
         "cyclic shift": "the grid is rolled up and left, and its parts from opposite ends don't see each other",
     }
     cost = "time b t m h (k + v) for windows of m = window_size^2 positions; memory b t h (k + v)"
@@ -43,10 +54,12 @@ class Config(_heads.Heads):
         "after the cyclic shift a window holds rows from the top beside rows from the bottom: they must not see each "
         "other",
         "the output is rolled back: otherwise every layer moves the image",
-        "a query y rows below and x columns right of a key takes row (y + M - 1)(2 M - 1) + x + M - 1 of the table",
-        "a grid that windows don't fill is filled up with zeros by some libraries, and those zeros are seen: here "
-        "windows must fill it",
-        "where the grid is no larger than a window nothing is shifted",
+        "a query y rows below and x columns right of a key takes row (y + M - 1)(2 M - 1) + x + M - 1 of the table, "
+        "where the second 2 M - 1 counts columns",
+        "zeros that fill the grid up are no zeros as keys: after the projections they are the biases, and published "
+        "code, which adds them after the norm, lets every position of their window see them",
+        "published code doesn't shift along a side that is no larger than the window, some of it along neither side "
+        "then: here shift says it, as in shift=(0, 3)",
     )
 
     d_model: int
@@ -58,29 +71,59 @@ class Config(_heads.Heads):
     use_bias: bool = True
     height: int
     width: int
-    window_size: int
-    shift: int = 0
+    window_size: int | tuple[int, int]
+    shift: int | tuple[int, int] = 0
+    filling: str = "seen"
 
     def __post_init__(self) -> None:
-        self.check_positive(
-            "d_model", "num_heads", "head_dim", "value_head_dim", "output_dim", "height", "width", "window_size"
-        )
+        self.check_positive("d_model", "num_heads", "head_dim", "value_head_dim", "output_dim", "height", "width")
         self.check_number("scale")
         self.check_flag("use_bias")
         self.check_divisible("d_model", "num_heads", unless="head_dim")
-        size, shift = self.window_size, self.shift
-        if not is_integer(shift) or not 0 <= shift < size:
-            raise field_error(self.variant, f"shift to be an integer from 0 to {size - 1}", repr(shift), "set shift=")
-        got, fix = f"{self.height} x {self.width}", "fill the grid up before the layer, or change the window"
-        fills = self.height % size == 0 and self.width % size == 0
-        self.require(fills, f"height and width that windows of {size} fill", got, fix)
+        self.check_sides("window_size", "of at least 1, or a pair (rows, columns)", 1)
+        low, most = min(self.window_sides()) - 1, tuple(n - 1 for n in self.window_sides())
+        self.check_sides("shift", f"from 0 to {low}, or a pair (down, right) up to {most}", 0, most)
+        self.check_one_of("filling", ("seen", "hidden"))
+
+    def check_sides(self, name: str, expected: str, least: int, most: tuple[int, ...] = ()) -> None:
+        """The named field is an integer or two, from `least` to `most`."""
+        value = getattr(self, name)
+        sides = pair(value)
+        fits = isinstance(sides, tuple) and len(sides) == 2 and all(is_integer(n) and n >= least for n in sides)
+        if not fits or any(n > m for n, m in zip(sides, most, strict=False)):
+            raise field_error(self.variant, f"{name} to be an integer {expected}", short(value), f"set {name}=")
+
+    def window_sides(self) -> tuple[int, int]:
+        """Rows and columns of a window."""
+        return pair(self.window_size)
+
+    def shifts(self) -> tuple[int, int]:
+        """How many positions the windows are moved down and right."""
+        return pair(self.shift)
+
+    def filled_sides(self) -> tuple[int, int]:
+        """Rows and columns of the grid that windows fill."""
+        rows, columns = self.window_sides()
+        return -(-self.height // rows) * rows, -(-self.width // columns) * columns
+
+    def has_regions(self) -> bool:
+        """Whether a window may hold positions that don't see each other."""
+        hidden = self.filling == "hidden" and self.filled_sides() != (self.height, self.width)
+        return hidden or self.shifts() != (0, 0)
+
+    def meaning(self) -> dict[str, Any]:
+        values = super().meaning() | {"window_size": self.window_sides(), "shift": self.shifts()}
+        if self.filled_sides() == (self.height, self.width):
+            values.pop("filling")
+        return values
 
     def sizes(self) -> dict[str, int]:
+        rows, columns = self.window_sides()
         return super().sizes() | {
             "n": self.height,
             "c": self.width,
             "t": self.height * self.width,
-            "x": (2 * self.window_size - 1) ** 2,
+            "x": (2 * rows - 1) * (2 * columns - 1),
         }
 
     def own_params(self) -> dict[str, Param]:
@@ -92,15 +135,6 @@ class Config(_heads.Heads):
     def why_no_cache(self) -> str:
         return "a grid that is seen as a whole"
 
-    def relative_index(self) -> tuple[tuple[int, ...], ...]:
-        """The row of the bias table for each query and key of a window."""
-        size = self.window_size
-        window = [(y, x) for y in range(size) for x in range(size)]
-        return tuple(
-            tuple((y - key_y + size - 1) * (2 * size - 1) + x - key_x + size - 1 for key_y, key_x in window)
-            for y, x in window
-        )
-
 
 EXAMPLES = {
     "windows": Config(d_model=6, num_heads=2, output_dim=5, height=2, width=6, window_size=2),
@@ -108,5 +142,9 @@ EXAMPLES = {
     "wide": Config(
         d_model=5, num_heads=3, head_dim=5, value_head_dim=7, scale=0.75, use_bias=False, height=3, width=15,
         window_size=3, shift=2,
+    ),
+    "filled": Config(d_model=6, num_heads=2, height=3, width=7, window_size=(2, 3), shift=(1, 2)),
+    "hidden": Config(
+        d_model=6, num_heads=3, head_dim=5, height=4, width=3, window_size=(3, 2), shift=(2, 0), filling="hidden"
     ),
 }  # fmt: skip
