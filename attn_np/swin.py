@@ -1,5 +1,9 @@
 """Swin attention: windows of a grid, shifted in every second layer, with a learned bias for each offset."""
 
+from math import log
+from typing import Any
+
+import numpy as np
 from jaxtyping import Float
 
 from attn_np.attention.attend import attend_checked, attend_vjp
@@ -14,14 +18,33 @@ from attn_np.ops import (
     arange,
     broadcast_to,
     concatenate,
+    constants,
+    einsum,
+    exp,
+    l2_normalize,
     linear,
+    maximum,
     record,
     reorder,
+    sigmoid,
+    stack,
     take,
     upcast,
+    where,
     zeros,
 )
-from attn_np.ops.vjp import Grads, linear_vjp, sum_grads, take_vjp
+from attn_np.ops.vjp import (
+    Grads,
+    einsum_vjp,
+    l2_normalize_vjp,
+    linear_vjp,
+    sigmoid_vjp,
+    sum_grads,
+    take_vjp,
+)
+
+# Of Swin V2: the largest logarithm of a scale, the largest bias, and the square of the smallest length.
+LARGEST, MOST_BIAS, SMALLEST = log(100), 16.0, 1e-24
 
 
 def fill_up(x: Array, c: Config) -> Array:
@@ -94,6 +117,28 @@ def relative_index(c: Config, like: Array) -> Array:
     return number[:, None] - number + number[-1]
 
 
+def cosine_scale(logarithms: Array) -> Array:
+    """The factor of each head's cosines, at most 100: `h`."""
+    logarithms = upcast(logarithms)
+    return exp(where(logarithms <= LARGEST, logarithms, LARGEST))
+
+
+def added_to_squares(b: int, c: Config, like: Array) -> Array:
+    """What is added to the squared lengths of queries and keys: `(b n) t 1 1`; 1 for those that fill the grid up.
+
+    Keys have no bias in Swin V2, so those of zeros have no direction: they stay 0, with gradients of usual size.
+    """
+    marks = to_shifted_windows(zeros((b, c.height * c.width, 1), like) + 1.0, c)
+    return (1.0 - marks + SMALLEST)[..., None]
+
+
+def log_offsets(c: Config, like: Array) -> Array:
+    """The offsets of rows and columns that the rows of the bias table stand for, spaced logarithmically: `x a`."""
+    down, right = (constants(offsets, like) for offsets in c.log_offsets())
+    shape = (*down.shape, *right.shape)
+    return stack([broadcast_to(down[:, None], shape), broadcast_to(right, shape)], -1).reshape(-1, 2)
+
+
 class SwinAttention(Layer[Config]):
     """Windows of a grid, shifted in every second layer, with a learned bias for each offset."""
 
@@ -101,11 +146,15 @@ class SwinAttention(Layer[Config]):
     w_k: Float[Array, "d h k"]
     w_v: Float[Array, "d h v"]
     w_o: Float[Array, "h v o"]
-    w_bias: Float[Array, "x h"]
+    w_bias: Float[Array, "x h"] | None
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
     b_v: Float[Array, "h v"] | None
     b_o: Float[Array, "o"] | None
+    w_log_scale: Float[Array, "h"] | None
+    w_bias_in: Float[Array, "a e"] | None
+    b_bias_in: Float[Array, "e"] | None
+    w_bias_out: Float[Array, "e h"] | None
 
     def __call__(self, query: Float[Array, "b t d"], *, tape: Tape = None, implementation: str = "auto") -> Array:
         c, call = self.config, LayerCall(self, tape=tape, query=query)
@@ -113,24 +162,61 @@ class SwinAttention(Layer[Config]):
         q = linear("btd,dhk->bthk", x, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", x, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", x, self.w_v, self.b_v)
+        if self.w_log_scale is not None:
+            q, k = record(tape, q_proj=q, k_proj=k)
+            added = added_to_squares(call.sizes["b"], c, x)
+            q, k = record(tape, q_norm=l2_normalize(q, added), k_norm=l2_normalize(k, added))
+            q = q * cosine_scale(self.w_log_scale)[:, None]
+        table = self.bias_table(tape, log_offsets(c, x)) if self.w_bias is None else self.w_bias
         index = record(tape, relative_index=relative_index(c, query))
-        position_bias = record(tape, position_bias=reorder(take(self.w_bias, index, fits=True), (2, 0, 1)))
+        position_bias = record(tape, position_bias=reorder(take(table, index, fits=True), (2, 0, 1)))
         region = regions(call.sizes["b"], c, query)
         context, _ = attend_checked(
-            q, k, v, bias=position_bias, pattern=Documents(region, region) if c.has_regions() else None, scale=c.scale,
-            tape=tape, implementation=implementation,
+            q, k, v, bias=position_bias, pattern=Documents(region, region) if c.has_regions() else None,
+            scale=1.0 if c.scale is None and c.version == 2 else c.scale, tape=tape, implementation=implementation,
         )  # fmt: skip
         return call.end(from_shifted_windows(linear("bthv,hvo->bto", context, self.w_o, self.b_o), c))
+
+    def bias_table(self, tape: Tape, offsets: Array) -> Array:
+        """A number for each offset and head by the network of Swin V2: `x a` -> `x h`."""
+        hidden = linear("xa,ae->xe", offsets, upcast(self.w_bias_in), self.b_bias_in)
+        offsets, hidden = record(tape, log_offsets=offsets, bias_hidden=hidden)
+        share = sigmoid(einsum("xe,eh->xh", maximum(hidden, 0.0), upcast(self.w_bias_out)))
+        return MOST_BIAS * record(tape, bias_share=share)
 
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"]) -> Grads:
         """The gradients, by the forward in reverse; those of windows are put back into the grid."""
         c, back = self.config, LayerBackward(self, tape, dy)
         x, dy, dw = tape["x"], to_shifted_windows(back.dy, c), back.dw
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", tape["context"], self.w_o, self.b_o, dy)
-        dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=c.scale)
-        dbias = record(tape, dposition_bias=dbias)
-        dw["w_bias"] = take_vjp(self.w_bias, tape["relative_index"], reorder(dbias, (1, 2, 0)))
+        scale = 1.0 if c.scale is None and c.version == 2 else c.scale
+        dq, dk, dv, dbias = attend_vjp(tape, dcontext, scale=scale)
+        dbias = reorder(record(tape, dposition_bias=dbias), (1, 2, 0))
+        if self.w_bias is None:
+            self.bias_table_vjp(tape, take_vjp(tape["bias_share"], tape["relative_index"], dbias), dw)
+        else:
+            dw["w_bias"] = take_vjp(self.w_bias, tape["relative_index"], dbias)
+        if self.w_log_scale is not None:
+            factor = cosine_scale(self.w_log_scale)
+            dfactor = np.sum(dq * tape["q_norm"], axis=(0, 1, 3))
+            dw["w_log_scale"] = np.where(upcast(self.w_log_scale) <= LARGEST, dfactor * factor, 0.0)
+            dq, dk = record(tape, dq_norm=dq * factor[:, None], dk_norm=dk)
+            added = added_to_squares(len(back.dy), c, x)
+            dq, dk = l2_normalize_vjp(tape["q_proj"], added, dq), l2_normalize_vjp(tape["k_proj"], added, dk)
+            dq, dk = record(tape, dq_proj=dq, dk_proj=dk)
         dx_v, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", x, self.w_v, self.b_v, dv)
         dx_k, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", x, self.w_k, self.b_k, dk)
         dx_q, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", x, self.w_q, self.b_q, dq)
         return back.end(query=from_shifted_windows(sum_grads(dx_q, dx_k, dx_v), c))
+
+    def bias_table_vjp(self, tape: Tape, dtable: Array, dw: dict[str, Any]) -> None:
+        """The gradients of the network's parameters, from that of its table."""
+        share, hidden = tape["bias_share"], tape["bias_hidden"]
+        dshare = record(tape, dbias_share=MOST_BIAS * dtable)
+        drelu, dw["w_bias_out"] = einsum_vjp(
+            "xe,eh->xh", maximum(hidden, 0.0), upcast(self.w_bias_out), sigmoid_vjp(share, dshare)
+        )
+        dhidden = record(tape, dbias_hidden=np.where(hidden > 0, drelu, 0.0))
+        _, dw["w_bias_in"], dw["b_bias_in"] = linear_vjp(
+            "xa,ae->xe", tape["log_offsets"], upcast(self.w_bias_in), self.b_bias_in, dhidden
+        )

@@ -1,5 +1,7 @@
 """Swin attention: windows of a grid, shifted in every second layer, with a learned bias for each offset."""
 
+from math import log
+
 from jaxtyping import Float
 
 from attn_np.contract._patterns import Documents
@@ -13,13 +15,24 @@ from attn_torch.ops import (
     arange,
     broadcast_to,
     concatenate,
+    constants,
+    einsum,
+    exp,
+    l2_normalize,
     linear,
+    maximum,
     record,
     reorder,
+    sigmoid,
+    stack,
     take,
     upcast,
+    where,
     zeros,
 )
+
+# Of Swin V2: the largest logarithm of a scale, the largest bias, and the square of the smallest length.
+LARGEST, MOST_BIAS, SMALLEST = log(100), 16.0, 1e-24
 
 
 def fill_up(x: Array, c: Config) -> Array:
@@ -92,6 +105,28 @@ def relative_index(c: Config, like: Array) -> Array:
     return number[:, None] - number + number[-1]
 
 
+def cosine_scale(logarithms: Array) -> Array:
+    """The factor of each head's cosines, at most 100: `h`."""
+    logarithms = upcast(logarithms)
+    return exp(where(logarithms <= LARGEST, logarithms, LARGEST))
+
+
+def added_to_squares(b: int, c: Config, like: Array) -> Array:
+    """What is added to the squared lengths of queries and keys: `(b n) t 1 1`; 1 for those that fill the grid up.
+
+    Keys have no bias in Swin V2, so those of zeros have no direction: they stay 0, with gradients of usual size.
+    """
+    marks = to_shifted_windows(zeros((b, c.height * c.width, 1), like) + 1.0, c)
+    return (1.0 - marks + SMALLEST)[..., None]
+
+
+def log_offsets(c: Config, like: Array) -> Array:
+    """The offsets of rows and columns that the rows of the bias table stand for, spaced logarithmically: `x a`."""
+    down, right = (constants(offsets, like) for offsets in c.log_offsets())
+    shape = (*down.shape, *right.shape)
+    return stack([broadcast_to(down[:, None], shape), broadcast_to(right, shape)], -1).reshape(-1, 2)
+
+
 class SwinAttention(Layer[Config]):
     """Windows of a grid, shifted in every second layer, with a learned bias for each offset."""
 
@@ -99,11 +134,15 @@ class SwinAttention(Layer[Config]):
     w_k: Float[Array, "d h k"]
     w_v: Float[Array, "d h v"]
     w_o: Float[Array, "h v o"]
-    w_bias: Float[Array, "x h"]
+    w_bias: Float[Array, "x h"] | None
     b_q: Float[Array, "h k"] | None
     b_k: Float[Array, "h k"] | None
     b_v: Float[Array, "h v"] | None
     b_o: Float[Array, "o"] | None
+    w_log_scale: Float[Array, "h"] | None
+    w_bias_in: Float[Array, "a e"] | None
+    b_bias_in: Float[Array, "e"] | None
+    w_bias_out: Float[Array, "e h"] | None
 
     def forward(self, query: Float[Array, "b t d"], *, tape: Tape = None, implementation: str = "auto") -> Array:
         c, call = self.config, LayerCall(self, tape=tape, query=query)
@@ -111,11 +150,24 @@ class SwinAttention(Layer[Config]):
         q = linear("btd,dhk->bthk", x, self.w_q, self.b_q)
         k = linear("bsd,dhk->bshk", x, self.w_k, self.b_k)
         v = linear("bsd,dhv->bshv", x, self.w_v, self.b_v)
+        if self.w_log_scale is not None:
+            q, k = record(tape, q_proj=q, k_proj=k)
+            added = added_to_squares(call.sizes["b"], c, x)
+            q, k = record(tape, q_norm=l2_normalize(q, added), k_norm=l2_normalize(k, added))
+            q = q * cosine_scale(self.w_log_scale)[:, None]
+        table = self.bias_table(tape, log_offsets(c, x)) if self.w_bias is None else self.w_bias
         index = record(tape, relative_index=relative_index(c, query))
-        position_bias = record(tape, position_bias=reorder(take(self.w_bias, index, fits=True), (2, 0, 1)))
+        position_bias = record(tape, position_bias=reorder(take(table, index, fits=True), (2, 0, 1)))
         region = regions(call.sizes["b"], c, query)
         context, _ = attend_checked(
-            q, k, v, bias=position_bias, pattern=Documents(region, region) if c.has_regions() else None, scale=c.scale,
-            tape=tape, implementation=implementation,
+            q, k, v, bias=position_bias, pattern=Documents(region, region) if c.has_regions() else None,
+            scale=1.0 if c.scale is None and c.version == 2 else c.scale, tape=tape, implementation=implementation,
         )  # fmt: skip
         return call.end(from_shifted_windows(linear("bthv,hvo->bto", context, self.w_o, self.b_o), c))
+
+    def bias_table(self, tape: Tape, offsets: Array) -> Array:
+        """A number for each offset and head by the network of Swin V2: `x a` -> `x h`."""
+        hidden = linear("xa,ae->xe", offsets, upcast(self.w_bias_in), self.b_bias_in)
+        offsets, hidden = record(tape, log_offsets=offsets, bias_hidden=hidden)
+        share = sigmoid(einsum("xe,eh->xh", maximum(hidden, 0.0), upcast(self.w_bias_out)))
+        return MOST_BIAS * record(tape, bias_share=share)

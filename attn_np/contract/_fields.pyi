@@ -645,6 +645,9 @@ class SwinAttentionFields(TypedDict, total=False):
     window_size: Required[int | tuple[int, int]]
     shift: int | tuple[int, int]  # 0
     filling: Literal["seen", "hidden"]  # "seen"
+    version: int  # 1
+    hidden_dim: int  # 512
+    pretrained_window_size: int | tuple[int, int] | None  # None
 
 class T5AttentionFields(TypedDict, total=False):
     d_model: Required[int]

@@ -3,6 +3,7 @@
 from parity_tests.mistakes.plant import NUMPY, at
 
 shifted, wide = at("swin.py", "swin", "shifted"), at("swin.py", "swin", "wide")
+second, pretrained = at("swin.py", "swin", "second version"), at("swin.py", "swin", "pretrained")
 filled, hidden = at("swin.py", "swin", "filled"), at("swin.py", "swin", "hidden")
 ROLLED = "return concatenate([x[:, :, right:], x[:, :, :right]], 2)"
 NUMBER = "position // columns * (2 * columns - 1) + position % columns"
@@ -128,6 +129,70 @@ MUTANTS = (
         "fill the grid up before the projections: the keys of the zeros are the bias, b_k",
         'k = linear("bsd,dhk->bshk", x, self.w_k, self.b_k)',
         'k = linear("bsd,dhk->bshk", x, self.w_k, self.b_k) * (x * x).sum(-1)[..., None, None].astype(bool)',
+        trees=NUMPY,
+    ),
+    second(
+        "scale of the cosines without its exponential",
+        "take the exponential of the learned number: it is the logarithm of the scale",
+        "return exp(where(logarithms <= LARGEST, logarithms, LARGEST))",
+        "return where(logarithms <= LARGEST, logarithms, LARGEST)",
+    ),
+    second(
+        "keys that keep their length",
+        "compare directions: divide queries and keys by their lengths",
+        "k_norm=l2_normalize(k, added)",
+        "k_norm=k",
+    ),
+    second(
+        "cosines divided by the root of the width",
+        "multiply cosines by the learned scale alone",
+        "1.0 if c.scale is None and c.version == 2 else c.scale",
+        "c.scale",
+        many=True,
+    ),
+    second(
+        "network of the bias without a kink",
+        "set what is below 0 between the network's two layers to 0",
+        "maximum(hidden, 0.0), upcast(self.w_bias_out)))",
+        "hidden, upcast(self.w_bias_out)))",
+    ),
+    second(
+        "bias of the network up to 1",
+        "multiply the sigmoid by 16",
+        "LARGEST, MOST_BIAS, SMALLEST = log(100), 16.0, 1e-24",
+        "LARGEST, MOST_BIAS, SMALLEST = log(100), 1.0, 1e-24",
+    ),
+    second(
+        "offsets of rows and columns exchanged for the network",
+        "give the network the offset of rows first, that of columns second",
+        "stack([broadcast_to(down[:, None], shape), broadcast_to(right, shape)], -1)",
+        "stack([broadcast_to(right, shape), broadcast_to(down[:, None], shape)], -1)",
+    ),
+    pretrained(
+        "bias of the network for offsets from query to key",
+        "count offsets from the key to the query, from the most negative on",
+        "for offsets in c.log_offsets())",
+        "for offsets in (axis[::-1] for axis in c.log_offsets()))",
+    ),
+    pretrained(
+        "gradient of the clamped scale without the scale",
+        "the derivative of exp is exp: multiply the gradient of the learned number by the scale",
+        "dfactor * factor, 0.0)",
+        "dfactor, 0.0)",
+        trees=NUMPY,
+    ),
+    pretrained(
+        "gradient of the bias where the network's units are off",
+        "units below 0 get no gradient",
+        "np.where(hidden > 0, drelu, 0.0)",
+        "drelu",
+        trees=NUMPY,
+    ),
+    pretrained(
+        "gradient of the bias without its factor",
+        "multiply the gradient of the table by 16, too",
+        "dbias_share=MOST_BIAS * dtable",
+        "dbias_share=dtable",
         trees=NUMPY,
     ),
 )

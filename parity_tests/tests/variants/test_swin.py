@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import replace
-from math import inf, sqrt
+from math import exp, inf, log, sqrt
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,6 +48,20 @@ def window(config: Config, t: int, width: int | None = None) -> tuple[int, int]:
     return row, column
 
 
+def of_network(config: Config, w: dict[str, Any], query: tuple[int, int], key: tuple[int, int], h: int) -> float:
+    """The bias of Swin V2 for one query and key: section 3.3 and, for 8 and 16, the code that its authors published."""
+    sides = two(config.pretrained_window_size or config.window_size)
+    spaced = []
+    for n, m, side in zip(query, key, sides, strict=True):
+        share = 8 * (n - m) / (side - 1) if side > 1 else 0.0
+        spaced.append((1 if share > 0 else -1) * log(1 + abs(share), 8))
+    raised = 0.0
+    for e, start in enumerate(w["b_bias_in"]):
+        unit = start + sum(x * line[e] for x, line in zip(spaced, w["w_bias_in"], strict=True))
+        raised += max(unit, 0.0) * w["w_bias_out"][e][h]
+    return 16 / (1 + exp(-raised))
+
+
 def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     """Outputs. The grid is filled up with zeros, one position at a time, and they are left out of the outputs."""
     w, (rows, columns) = {name: p.tolist() for name, p in params.items()}, filled(config)
@@ -67,9 +81,14 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
         if hidden or window(config, i, columns) != window(config, j, columns):
             return -inf
         down, right = (n - m + side - 1 for n, m, side in zip(places[i], places[j], size, strict=True))
+        product = sum(a * b for a, b in zip(q, k, strict=True))
+        if config.version == 2:
+            lengths = [max(sqrt(sum(a * a for a in x)), 1e-12) for x in (q, k)]
+            factor = (config.scale or 1.0) * min(exp(w["w_log_scale"][h]), 100.0)
+            return factor * product / (lengths[0] * lengths[1]) + of_network(config, w, places[i], places[j], h)
         scale = 1 / sqrt(len(q)) if config.scale is None else config.scale
         row = down * (2 * size[1] - 1) + right
-        return scale * sum(a * b for a, b in zip(q, k, strict=True)) + w["w_bias"][row][h]
+        return scale * product + w["w_bias"][row][h]
 
     y = stacked([heads_by_hand(options, w, row, score)[:1] for row in batch], "y")["y"]
     return {"y": y[:, real]}
@@ -164,6 +183,36 @@ def test_a_number_is_both_sides(tree: Tree) -> None:
     assert filled_up.meaning() != replace(filled_up, filling="hidden").meaning()
 
 
+def test_a_scale_is_at_most_a_hundred(tree: Tree) -> None:
+    """What is learned beyond it changes nothing, and gets no gradient."""
+    config = Config(d_model=6, num_heads=3, height=2, width=4, window_size=2, version=2, hidden_dim=3)
+    w, x = weights_of(config), {"query": np.random.default_rng(7).normal(size=(2, 8, 6))}
+    dy, found = cotangent((2, 8, 6)), []
+    for beyond in (0.0, 1.0):
+        w["w_log_scale"] = np.array([log(100) - 1, log(100) + 2**-20 + beyond, 2.0])
+        want = bounded(config, x, w)
+        layer = layer_of(tree, config, w)
+        found.append(tree(layer, x)[0])
+        gradient = tree.gradients(layer, x, dy)["dw_log_scale"]
+        assert ratio(witness(config, x, w)["y"], want["y"]) <= 1
+        assert ratio(found[-1], want["y"]) <= 1
+        assert list(gradient != 0) == [True, False, True]
+    assert np.array_equal(*found)
+
+
+def test_the_length_of_a_query_changes_nothing_in_version_2(tree: Tree) -> None:
+    """Nor that of a key: cosines of 2 q and 4 k are those of q and k. Keys of zeros, without a direction, get gradients
+    of usual size.
+    """
+    config = Config(d_model=4, num_heads=2, height=3, width=3, window_size=2, version=2, hidden_dim=3)
+    w, x = weights_of(config), {"query": np.random.default_rng(8).normal(size=(2, 9, 4))}
+    longer = w | {"w_q": 2 * w["w_q"], "b_q": 2 * w["b_q"], "w_k": 4 * w["w_k"]}
+    want = bounded(config, x, w)["y"]
+    assert ratio(tree(layer_of(tree, config, longer), x)[0], want) <= 1
+    gradients = tree.gradients(layer_of(tree, config, w), x, cotangent((2, 9, 4)))
+    assert all(np.abs(gradient).max() < 1e3 for gradient in gradients.values())
+
+
 @pytest.mark.parametrize("shift", [0, 1])
 def test_it_is_multi_head_attention_with_a_mask_and_a_bias(tree: Tree, shift: int) -> None:
     """Outputs and gradients of a grid of 4 x 2 in windows of 2 x 2; the table's gradient sums that of the bias."""
@@ -197,6 +246,10 @@ def test_fields_that_cannot_be(tree: Tree) -> None:
         ("window_size", 0, "window_size to be an integer of at least 1, or a pair (rows, columns), got 0"),
         ("window_size", (2, 0), "window_size to be an integer of at least 1, or a pair (rows, columns), got (2, 0)"),
         ("window_size", 2.0, "window_size to be an integer of at least 1, or a pair (rows, columns), got 2.0"),
+        ("version", 3, "version to be 1 or 2, got 3"),
+        ("version", True, "version to be 1 or 2, got True"),
+        ("pretrained_window_size", 2, "pretrained_window_size to be None in version 1, got a size"),
+        ("pretrained_window_size", 1, "pretrained_window_size to be an integer of at least 2, or a pair"),
         ("filling", "zeros", "filling to be one of seen, hidden, got 'zeros'"),
     ):
         with pytest.raises(ValueError, match=re.escape(f"swin: expected {words}")):
