@@ -187,21 +187,16 @@ class Config(_heads.Heads):
 
 EXAMPLES = {
     "windows": Config(d_model=6, num_heads=2, output_dim=5, height=2, width=6, window_size=2),
-    "shifted": Config(d_model=6, num_heads=2, height=6, width=6, window_size=2, shift=1),
     "wide": Config(
         d_model=5, num_heads=3, head_dim=5, value_head_dim=7, scale=0.75, use_bias=False, height=3, width=15,
         window_size=3, shift=2,
     ),
-    "filled": Config(d_model=6, num_heads=2, height=3, width=7, window_size=(2, 3), shift=(1, 2)),
+    "filled": Config(d_model=6, num_heads=2, value_head_dim=5, height=3, width=7, window_size=(2, 3), shift=(1, 2)),
     "hidden": Config(
-        d_model=6, num_heads=3, head_dim=5, height=4, width=3, window_size=(3, 2), shift=(2, 0), filling="hidden"
+        d_model=7, num_heads=3, head_dim=5, height=5, width=3, window_size=(3, 2), shift=(1, 0), filling="hidden"
     ),
     "second version": Config(
-        d_model=5, num_heads=2, head_dim=3, value_head_dim=4, height=3, width=5, window_size=(3, 2), shift=(0, 1),
-        version=2, hidden_dim=7,
-    ),
-    "pretrained": Config(
-        d_model=4, num_heads=3, head_dim=2, scale=0.75, use_bias=False, height=4, width=6, window_size=2, shift=1,
-        version=2, hidden_dim=5, pretrained_window_size=(3, 5),
+        d_model=5, num_heads=2, head_dim=3, value_head_dim=11, height=3, width=5, window_size=(3, 2), shift=(0, 1),
+        version=2, hidden_dim=7, pretrained_window_size=(4, 5),
     ),
 }  # fmt: skip

@@ -2,37 +2,36 @@
 
 from parity_tests.mistakes.plant import NUMPY, at
 
-shifted, wide = at("swin.py", "swin", "shifted"), at("swin.py", "swin", "wide")
-second, pretrained = at("swin.py", "swin", "second version"), at("swin.py", "swin", "pretrained")
-filled, hidden = at("swin.py", "swin", "filled"), at("swin.py", "swin", "hidden")
+wide, filled = at("swin.py", "swin", "wide"), at("swin.py", "swin", "filled")
+hidden, second = at("swin.py", "swin", "hidden"), at("swin.py", "swin", "second version")
 ROLLED = "return concatenate([x[:, :, right:], x[:, :, :right]], 2)"
 NUMBER = "position // columns * (2 * columns - 1) + position % columns"
 MUTANTS = (
-    shifted(
+    filled(
         "both ends of the grid in one window",
         "hide from each other what the cyclic shift brings together from opposite ends of the grid",
         "Documents(region, region) if c.has_regions() else None",
         "None",
     ),
-    shifted(
+    filled(
         "windows that are not rolled back",
         "roll the output back by the shift",
         "cyclic_shift(from_windows(x, c), -down, -right)",
         "from_windows(x, c)",
     ),
-    shifted(
+    filled(
         "windows rolled the wrong way",
         "roll the grid up and left by the shift, so that windows move down and right",
         "cyclic_shift(x, *c.shifts())",
         "cyclic_shift(x, *(-n for n in c.shifts()))",
     ),
-    shifted(
+    filled(
         "the regions of the rows alone",
         "compare the regions of rows and of columns",
         "4 * row[:, None] + column",
         "4 * row[:, None] + 0 * column",
     ),
-    shifted(
+    filled(
         "offsets of the key less the query",
         "count offsets from the key to the query: its row less the key's, and so for columns",
         "number[:, None] - number + number[-1]",
@@ -51,13 +50,13 @@ MUTANTS = (
         "attend_vjp(tape, dcontext, scale=1.0)",
         trees=NUMPY,
     ),
-    shifted(
+    filled(
         "windows rolled along the rows alone",
         "roll rows and columns: shifts of two axes",
         ROLLED,
         "return x",
     ),
-    shifted(
+    filled(
         "windows rolled along the columns alone",
         "roll rows and columns: shifts of two axes",
         "x = concatenate([x[:, down:], x[:, :down]], 1)\n",
@@ -76,7 +75,7 @@ MUTANTS = (
         "return x.swapaxes(2, 3).reshape(b, height,",
         "return x.reshape(b, height,",
     ),
-    shifted(
+    filled(
         "rows and columns exchanged in the index of the bias",
         "number offsets by (row) (2 window_size - 1) + (column)",
         NUMBER,
@@ -168,27 +167,27 @@ MUTANTS = (
         "stack([broadcast_to(down[:, None], shape), broadcast_to(right, shape)], -1)",
         "stack([broadcast_to(right, shape), broadcast_to(down[:, None], shape)], -1)",
     ),
-    pretrained(
+    second(
         "bias of the network for offsets from query to key",
         "count offsets from the key to the query, from the most negative on",
         "for offsets in c.log_offsets())",
         "for offsets in (axis[::-1] for axis in c.log_offsets()))",
     ),
-    pretrained(
+    second(
         "gradient of the clamped scale without the scale",
         "the derivative of exp is exp: multiply the gradient of the learned number by the scale",
         "dfactor * factor, 0.0)",
         "dfactor, 0.0)",
         trees=NUMPY,
     ),
-    pretrained(
+    second(
         "gradient of the bias where the network's units are off",
         "units below 0 get no gradient",
         "np.where(hidden > 0, drelu, 0.0)",
         "drelu",
         trees=NUMPY,
     ),
-    pretrained(
+    second(
         "gradient of the bias without its factor",
         "multiply the gradient of the table by 16, too",
         "dbias_share=MOST_BIAS * dtable",
