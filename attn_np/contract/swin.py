@@ -47,7 +47,7 @@ class Config(_heads.Heads):
     formula = (
         r"y_t = b_o + \sum_h \sum_{s \in W(t)} \mathrm{softmax}_s\!\left(\tfrac{1}{\sqrt{K}}\, q_{h,t} \cdot k_{h,s} "
         r"+ w_{bias}[\Delta(t, s), h]\right) v_{h,s}\, w_{o,h}, \qquad"
-        r"\text{version 2: } \mathrm{softmax}_s\!\left(\min(e^{w_{scale,h}}, 100) \cos(q_{h,t}, k_{h,s}) "
+        r"\text{version 2: } \mathrm{softmax}_s\!\left(\min(e^{w_{log\_scale,h}}, 100) \cos(q_{h,t}, k_{h,s}) "
         r"+ 16\, \sigma(\mathrm{relu}(\Delta(t, s)\, w_{in} + b_{in})\, w_{out,h})\right)"
     )
     notation = {

@@ -46,7 +46,7 @@ MUTANTS = (
     wide(
         "scale of the windows' scores left out of the backward",
         "multiply the gradient of the scores by the scale, too",
-        "attend_vjp(tape, dcontext, scale=c.scale)",
+        "attend_vjp(tape, dcontext, scale=scale)",
         "attend_vjp(tape, dcontext, scale=1.0)",
         trees=NUMPY,
     ),
@@ -79,7 +79,7 @@ MUTANTS = (
         "rows and columns exchanged in the index of the bias",
         "number offsets by (row) (2 window_size - 1) + (column)",
         NUMBER,
-        "position % columns * (2 * columns - 1) + position // columns",
+        "position % columns * (2 * rows - 1) + position // columns",
     ),
     wide(
         "index of the bias with a stride of the window's size",
