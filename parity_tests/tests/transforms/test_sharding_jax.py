@@ -472,7 +472,13 @@ def test_a_layer_sums_over_devices_once(variant: str, mesh: str, results: Result
     assert found["ratio"] <= 1
 
 
-@rows({f"{kind}/grid/swin/{name}": kind == "Explicit" for kind in MESHES for name in ("filled", "hidden", "second version")})
+@rows(
+    {
+        f"{kind}/grid/swin/{name}": kind == "Explicit"
+        for kind in MESHES
+        for name in ("filled", "hidden", "second version")
+    }
+)
 def test_a_grid_is_filled_up_on_each_device(row: str, results: Results) -> None:
     """The zeros that windows need move nothing, forward and backward."""
     found = results[row]
