@@ -211,12 +211,11 @@ def test_the_length_of_a_query_changes_nothing_in_version_2(tree: Tree) -> None:
     assert ratio(tree(layer_of(tree, config, longer), x)[0], want) <= 1
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_keys_of_zeros_get_gradients_that_half_precision_holds(dtype: torch.dtype) -> None:
+def test_keys_of_zeros_get_gradients_that_half_precision_holds() -> None:
     """Where zeros fill the grid up, keys without a bias have no length to be divided by."""
     layer = attn_torch.build("swin", d_model=4, num_heads=2, height=3, width=3, window_size=2, version=2, hidden_dim=3)
     query = torch.from_numpy(np.random.default_rng(9).normal(size=(2, 9, 4)).astype("float32"))
-    with torch.autocast("cpu", dtype=dtype):
+    with torch.autocast("cpu", dtype=torch.float16):
         y = layer(query)
     y.float().sum().backward()
     for name, parameter in layer.named_parameters():
