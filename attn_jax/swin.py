@@ -167,7 +167,7 @@ class SwinAttention(Layer[Config]):
 
     def bias_table(self, tape: Tape, offsets: Array) -> Array:
         """A number for each offset and head by the network of Swin V2: `x a` -> `x h`."""
-        hidden = linear("xa,ae->xe", offsets, upcast(self.w_bias_in), self.b_bias_in)
+        hidden = einsum("xa,ae->xe", offsets, upcast(self.w_bias_in)) + upcast(self.b_bias_in)
         offsets, hidden = record(tape, log_offsets=offsets, bias_hidden=hidden)
         share = sigmoid(einsum("xe,eh->xh", maximum(hidden, 0.0), upcast(self.w_bias_out)))
         return MOST_BIAS * record(tape, bias_share=share)
