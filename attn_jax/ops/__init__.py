@@ -367,7 +367,7 @@ def lerp(a: Array, b: Array, z: Array) -> Array:
     return a + z * (b - a)
 
 
-def l2_normalize(x: Array, eps: float) -> Array:
+def l2_normalize(x: Array, eps: float | Array) -> Array:
     """x / sqrt(sum x^2 + eps) over the last axis."""
     return x / sqrt(jnp.sum(x * x, axis=-1, keepdims=True) + eps)
 

@@ -655,8 +655,12 @@ class SwinAttentionFields(TypedDict, total=False):
     use_bias: bool  # True
     height: Required[int]
     width: Required[int]
-    window_size: Required[int]
-    shift: int  # 0
+    window_size: Required[int | tuple[int, int]]
+    shift: int | tuple[int, int]  # 0
+    filling: Literal["seen", "hidden"]  # "seen"
+    version: int  # 1
+    hidden_dim: int  # 512
+    pretrained_window_size: int | tuple[int, int] | None  # None
 
 class T5AttentionFields(TypedDict, total=False):
     d_model: Required[int]

@@ -87,10 +87,7 @@ NAMES = (
     here("DeBERTa, disentangled attention", "disentangled"),
     here("CoPE, contextual position encoding", "cope"),
     here("Swin, shifted windows, window attention", "swin"),
-    missing(
-        "Swin V2, log-spaced continuous position bias",
-        "`swin` has the windows and `qk_norm` the scores; no layer has both",
-    ),
+    here("Swin V2, log-spaced continuous position bias", "swin", version=2),
     here("axial attention", "axial"),
     here("sliding window attention, local attention, banded attention", "sliding_window"),
     here("Longformer", "longformer"),

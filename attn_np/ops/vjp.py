@@ -198,7 +198,7 @@ def divide_by_norm_vjp(x: Array, norm: Array, dy: Array, factor: float) -> Array
     return dy / norm - x * (np.sum(dy * x, axis=-1, keepdims=True) * factor / (norm * norm * norm))
 
 
-def l2_normalize_vjp(x: Array, eps: float, dy: Array) -> Array:
+def l2_normalize_vjp(x: Array, eps: float | Array, dy: Array) -> Array:
     """`divide_by_norm_vjp` for norm^2 = sum x^2 + eps."""
     return divide_by_norm_vjp(x, sqrt(np.sum(x * x, axis=-1, keepdims=True) + eps), dy, 1.0)
 

@@ -360,7 +360,7 @@ def lerp(a: Array, b: Array, z: Array) -> Array:
     return a + z * (b - a)
 
 
-def l2_normalize(x: Array, eps: float) -> Array:
+def l2_normalize(x: Array, eps: float | Array) -> Array:
     """x / sqrt(sum x^2 + eps) over the last axis."""
     return x / sqrt(torch.sum(x * x, dim=-1, keepdim=True) + eps)
 

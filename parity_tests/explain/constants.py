@@ -148,10 +148,7 @@ def effective(config: Any, name: str) -> float | None:
     if own is not None:
         return own()
     width = config.sizes().get("k")
-    if name != "scale" or width is None:
-        return None
-    terms = 1 + len(getattr(config, "score_terms", ()))  # each is scaled as the content's scores are
-    return config.scale_or_default(width) if getattr(config, "norm", None) == "l2" else 1 / sqrt(width * terms)
+    return None if name != "scale" or width is None else config.scale_or_default(width)
 
 
 def follows(config: Any, other: str, name: str) -> bool:

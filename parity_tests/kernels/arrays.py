@@ -32,6 +32,8 @@ def layout_of(name: str, layout: str, limits: Limits) -> str:
 def by_heads(x: Array, axis: int, group: int, back: bool) -> Array:
     """Query heads in the order of `head_map="interleaved"`, or back: r of each of g key heads, or g of each of r."""
     n = x.shape[axis]
+    if n == 1:  # of all heads
+        return x
     sizes = (n // group, group) if back else (group, n // group)
     shape = x.shape
     split = x.reshape(*shape[:axis], *sizes, *shape[axis + 1 :])

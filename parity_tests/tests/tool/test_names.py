@@ -43,7 +43,7 @@ def test_no_name_has_two_answers() -> None:
         ("FOX", 'build("forgetting")'),
         ("bahdanau attention", "additive"),
         ("FLUX joint attention", "in a few lines"),
-        ("Swin Transformer V2", "no layer has both"),
+        ("Swin Transformer V2", 'build("swin", version=2)'),
         ("Perceiver IO", "the latents as the query"),
         ("sLSTM", "not here"),
     ],

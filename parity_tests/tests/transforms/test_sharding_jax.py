@@ -403,6 +403,8 @@ def main(names: list[str]) -> None:
                     found[name] = layer_in_blocks(meshes[kind], variant, example, call)
                 case [kind, "with positions", variant, example]:
                     found[name] = layer(meshes[kind], variant, example, ("positions",))
+                case [kind, "grid", variant, example]:
+                    found[name] = layer(meshes[kind], variant, example)
                 case [kind, path, case, heads]:
                     found[name] = attention(meshes[kind], path, case, heads)
                 case _:
@@ -464,6 +466,23 @@ def test_a_layer_sums_over_devices_once(variant: str, mesh: str, results: Result
     sums = found["forward"].get("all-reduce", 0)
     assert set(found["forward"]) <= {"all-reduce"}, found
     assert sums in (0, PROJECTIONS.get(variant, 1)) or variant in STEPS, found
+    assert set(found["backward"]) <= {"all-reduce"}, found
+    assert found["sharding"] == ["b"]
+    assert found["ratio"] <= 1
+
+
+@rows(
+    {
+        f"{kind}/grid/swin/{name}": kind == "Explicit"
+        for kind in MESHES
+        for name in ("filled", "hidden", "second version")
+    }
+)
+def test_a_grid_is_filled_up_on_each_device(row: str, results: Results) -> None:
+    """The zeros that windows need move nothing, forward and backward."""
+    found = results[row]
+    assert "error" not in found, found
+    assert found["forward"] == {"all-reduce": 1}, found
     assert set(found["backward"]) <= {"all-reduce"}, found
     assert found["sharding"] == ["b"]
     assert found["ratio"] <= 1

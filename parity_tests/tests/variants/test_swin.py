@@ -1,12 +1,16 @@
 """Swin attention against scalar loops, windows drawn by hand, and multi-head attention with a bias."""
 
-from math import inf, sqrt
+import re
+from dataclasses import replace
+from math import exp, inf, log, sqrt
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import attn_torch
 from attn_np.contract import mha
 from attn_np.contract.swin import Config
 from parity_tests.tests.inputs import Arrays, Tree
@@ -24,28 +28,72 @@ from parity_tests.tests.witness import (
 # Scalar loops, from equation 4 and figure 4 of the paper --------------------------------------------------------------
 
 
-def window(config: Config, t: int) -> tuple[int, int]:
+def two(value: Any) -> tuple[int, int]:
+    """A number for rows and columns as two."""
+    return value if isinstance(value, tuple) else (value, value)
+
+
+def filled(config: Config) -> tuple[int, int]:
+    """Rows and columns of the grid, counted up until windows fill it."""
+    (rows, columns), height, width = two(config.window_size), config.height, config.width
+    while height % rows:
+        height += 1
+    while width % columns:
+        width += 1
+    return height, width
+
+
+def window(config: Config, t: int, width: int | None = None) -> tuple[int, int]:
     """The window of a position: those at the edges of the grid are smaller where the windows are shifted."""
-    row, column = ((n + config.window_size - config.shift) // config.window_size for n in divmod(t, config.width))
+    sides = zip(divmod(t, width or config.width), two(config.window_size), two(config.shift), strict=True)
+    row, column = ((n + size - shift) // size for n, size, shift in sides)
     return row, column
 
 
+def of_network(config: Config, w: dict[str, Any], query: tuple[int, int], key: tuple[int, int], h: int) -> float:
+    """The bias of Swin V2 for one query and key: section 3.3 and, for 8 and 16, the code that its authors published."""
+    sides = two(config.pretrained_window_size or config.window_size)
+    spaced = []
+    for n, m, side in zip(query, key, sides, strict=True):
+        share = 8 * (n - m) / (side - 1) if side > 1 else 0.0
+        spaced.append((1 if share > 0 else -1) * log(1 + abs(share), 8))
+    raised = 0.0
+    for e, start in enumerate(w["b_bias_in"]):
+        unit = start + sum(x * line[e] for x, line in zip(spaced, w["w_bias_in"], strict=True))
+        raised += max(unit, 0.0) * w["w_bias_out"][e][h]
+    return 16 / (1 + exp(-raised))
+
+
 def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
-    """Outputs."""
-    x, w = inputs["query"], {name: p.tolist() for name, p in params.items()}
-    b, t, _ = x.shape
-    options, side = SimpleNamespace(causal=False, dropout=0.0), 2 * config.window_size - 1
-    _, rows = each_row(SimpleNamespace(), {"keep": np.array(True)}, (x,), (b, config.num_heads, t, t))
+    """Outputs. The grid is filled up with zeros, one position at a time, and they are left out of the outputs."""
+    w, (rows, columns) = {name: p.tolist() for name, p in params.items()}, filled(config)
+    places = [(y, x) for y in range(rows) for x in range(columns)]
+    real = [y < config.height and x < config.width for y, x in places]
+    b, _, d = inputs["query"].shape
+    grid = np.zeros((b, len(places), d))
+    for i, (y, x) in enumerate(places):
+        if real[i]:
+            grid[:, i] = inputs["query"][:, y * config.width + x]
+    options, size = SimpleNamespace(causal=False, dropout=0.0), two(config.window_size)
+    shape = (b, config.num_heads, len(places), len(places))
+    _, batch = each_row(SimpleNamespace(), {"keep": np.array(True)}, (grid,), shape)
 
     def score(h: int, i: int, j: int, q: list[float], k: list[float]) -> float:
-        if window(config, i) != window(config, j):
+        hidden = config.filling == "hidden" and not real[j]
+        if hidden or window(config, i, columns) != window(config, j, columns):
             return -inf
-        places = zip(divmod(i, config.width), divmod(j, config.width), strict=True)
-        down, right = (n - m + config.window_size - 1 for n, m in places)
+        down, right = (n - m + side - 1 for n, m, side in zip(places[i], places[j], size, strict=True))
+        product = sum(a * b for a, b in zip(q, k, strict=True))
+        if config.version == 2:
+            lengths = [max(sqrt(sum(a * a for a in x)), 1e-12) for x in (q, k)]
+            factor = (config.scale or 1.0) * min(exp(w["w_log_scale"][h]), 100.0)
+            return factor * product / (lengths[0] * lengths[1]) + of_network(config, w, places[i], places[j], h)
         scale = 1 / sqrt(len(q)) if config.scale is None else config.scale
-        return scale * sum(a * b for a, b in zip(q, k, strict=True)) + w["w_bias"][down * side + right][h]
+        row = down * (2 * size[1] - 1) + right
+        return scale * product + w["w_bias"][row][h]
 
-    return stacked([heads_by_hand(options, w, row, score)[:1] for row in rows], "y")
+    y = stacked([heads_by_hand(options, w, row, score)[:1] for row in batch], "y")["y"]
+    return {"y": y[:, real]}
 
 
 # Who sees whom --------------------------------------------------------------------------------------------------------
@@ -54,16 +102,23 @@ WINDOWS: dict[str, tuple[dict[str, Any], str]] = {
     "windows": ({"height": 4, "width": 4, "window_size": 2}, "aabb aabb ccdd ccdd"),
     "shifted": ({"height": 4, "width": 4, "window_size": 2, "shift": 1}, "abbc deef deef ghhi"),
     "one row": ({"height": 2, "width": 6, "window_size": 2, "shift": 1}, "abbccd effggh"),
+    "oblong": ({"height": 4, "width": 6, "window_size": (2, 3), "shift": (1, 2)}, "aabbbc ddeeef ddeeef gghhhi"),
+    "rows alone": ({"height": 4, "width": 4, "window_size": (2, 4), "shift": (1, 0)}, "aaaa bbbb bbbb cccc"),
+    "filled": ({"height": 3, "width": 5, "window_size": 2}, "aabbc aabbc ddeef"),
+    "filled and shifted": ({"height": 3, "width": 5, "window_size": (2, 3), "shift": (1, 2)}, "aabbb ccddd ccddd"),
+    "smaller than a window": ({"height": 2, "width": 3, "window_size": 4}, "aaa aaa"),
+    "smaller than a window, shifted": ({"height": 2, "width": 3, "window_size": 4, "shift": (1, 2)}, "aab ccd"),
     "by two": ({"height": 3, "width": 6, "window_size": 3, "shift": 2}, "aabbbc aabbbc ddeeef"),
 }
 
 
+@pytest.mark.parametrize("filling", ["seen", "hidden"])
 @pytest.mark.parametrize("name", WINDOWS)
-def test_a_position_reaches_those_of_its_window(tree: Tree, name: str) -> None:
+def test_a_position_reaches_those_of_its_window(tree: Tree, name: str, filling: str) -> None:
     """The output at a place depends on the inputs of its own letter, and on no others."""
     fields, drawn = WINDOWS[name]
     letters = np.array(list(drawn.replace(" ", "")))
-    config = Config(d_model=6, num_heads=2, **fields)
+    config = Config(d_model=6, num_heads=2, filling=filling, **fields)
     layer, x = layer_of(tree, config, weights_of(config)), np.random.default_rng(0).normal(size=(2, len(letters), 6))
     before = tree(layer, {"query": x})[0]
     for place in range(len(letters)):
@@ -71,6 +126,102 @@ def test_a_position_reaches_those_of_its_window(tree: Tree, name: str) -> None:
         other[:, place] += 1.0
         changed = (tree(layer, {"query": other})[0] != before).any(-1)
         assert np.array_equal(changed, np.broadcast_to(letters == letters[place], changed.shape)), place
+
+
+FILLINGS: dict[str, dict[str, Any]] = {
+    "both sides": {"height": 3, "width": 5, "window_size": (2, 3), "shift": (1, 1)},
+    "a window larger than the grid": {"height": 2, "width": 3, "window_size": 4},
+    "a shift longer than a side": {"height": 1, "width": 4, "window_size": (4, 3), "shift": (3, 2)},
+}
+
+
+@pytest.mark.parametrize("filling", ["seen", "hidden"])
+@pytest.mark.parametrize("name", FILLINGS)
+def test_a_filled_grid_is_that_of_the_loops(tree: Tree, name: str, filling: str) -> None:
+    config = Config(d_model=4, num_heads=2, filling=filling, **FILLINGS[name])
+    w, x = weights_of(config), np.random.default_rng(4).normal(size=(2, config.height * config.width, 4))
+    want = bounded(config, {"query": x}, w)["y"]
+    assert ratio(witness(config, {"query": x}, w)["y"], want) <= 1
+    assert ratio(tree(layer_of(tree, config, w), {"query": x})[0], want) <= 1
+
+
+@pytest.mark.parametrize("filling", ["seen", "hidden"])
+def test_a_filled_grid_is_the_layer_on_the_grid_with_zeros(tree: Tree, filling: str) -> None:
+    """Outputs and gradients, where the filling is seen. Where it is hidden, all are other numbers but those of b_v and
+    b_o: a query's weights add up to 1 in either case.
+    """
+    small = Config(d_model=4, num_heads=2, height=3, width=5, window_size=(2, 3), shift=(0, 1), filling=filling)
+    whole = replace(small, height=4, width=6)
+    w, rng = weights_of(small), np.random.default_rng(5)
+    x, dy = rng.normal(size=(2, 3, 5, 4)), cotangent((2, 15, 4))
+    edges = ((0, 0), (0, 1), (0, 1), (0, 0))
+    zeros = np.pad(x, edges).reshape(2, 24, 4)
+    wide_dy = np.pad(dy.reshape(x.shape), edges).reshape(zeros.shape)
+    want = bounded(whole, {"query": zeros}, w, pulled={"y": wide_dy})
+    layer, inputs = layer_of(tree, small, w), {"query": x.reshape(2, 15, 4)}
+    got = {"y": tree(layer, inputs)[0]} | tree.gradients(layer, inputs, dy)
+    for name in ("y", "dquery"):
+        got[name] = np.pad(got[name].reshape(x.shape), edges)
+        wide = want[name].v.reshape(2, 4, 6, 4).copy()
+        wide[:, 3:], wide[:, :, 5:] = 0, 0
+        close = np.abs(got[name] - wide) <= want[name].b.reshape(wide.shape)
+        assert np.all(close) == (filling == "seen"), name
+    for name in ("dw_v", "db_v", "dw_bias", "db_q", "db_o"):
+        close = np.abs(got[name] - want[name].v) <= want[name].b
+        assert np.all(close) == (filling == "seen" or name in ("db_v", "db_o")), name
+
+
+def test_a_number_is_both_sides(tree: Tree) -> None:
+    """Of a window and of a shift: the same numbers, and the same meaning, as the filling has none in a full grid."""
+    sizes: dict[str, Any] = {"d_model": 6, "num_heads": 2, "height": 4, "width": 6}
+    one = Config(**sizes, window_size=2, shift=1)
+    two_numbers = Config(**sizes, window_size=(2, 2), shift=(1, 1), filling="hidden")
+    w, x = weights_of(one), np.random.default_rng(6).normal(size=(2, 24, 6))
+    first, second = (tree(layer_of(tree, c, w), {"query": x})[0] for c in (one, two_numbers))
+    assert np.array_equal(first, second)
+    assert one.meaning() == two_numbers.meaning()
+    assert one.meaning() != replace(one, shift=(1, 0)).meaning()
+    filled_up = replace(one, width=5)
+    assert filled_up.meaning() != replace(filled_up, filling="hidden").meaning()
+
+
+def test_a_scale_is_at_most_a_hundred(tree: Tree) -> None:
+    """What is learned beyond it changes nothing, and gets no gradient."""
+    config = Config(d_model=6, num_heads=3, height=2, width=4, window_size=2, version=2, hidden_dim=3)
+    w, x = weights_of(config), {"query": np.random.default_rng(7).normal(size=(2, 8, 6))}
+    dy, found = cotangent((2, 8, 6)), []
+    for beyond in (0.0, 1.0):
+        w["w_log_scale"] = np.array([log(100) - 1, log(100) + 2**-20 + beyond, 2.0])
+        want = bounded(config, x, w)
+        layer = layer_of(tree, config, w)
+        found.append(tree(layer, x)[0])
+        gradient = tree.gradients(layer, x, dy)["dw_log_scale"]
+        assert ratio(witness(config, x, w)["y"], want["y"]) <= 1
+        assert ratio(found[-1], want["y"]) <= 1
+        assert list(gradient != 0) == [True, False, True]
+    assert np.array_equal(*found)
+
+
+def test_the_length_of_a_query_changes_nothing_in_version_2(tree: Tree) -> None:
+    """Nor that of a key: cosines of 2 q and 4 k are those of q and k."""
+    config = Config(d_model=4, num_heads=2, height=3, width=3, window_size=2, version=2, hidden_dim=3)
+    w, x = weights_of(config), {"query": np.random.default_rng(8).normal(size=(2, 9, 4))}
+    longer = w | {"w_q": 2 * w["w_q"], "b_q": 2 * w["b_q"], "w_k": 4 * w["w_k"]}
+    want = bounded(config, x, w)["y"]
+    assert ratio(tree(layer_of(tree, config, longer), x)[0], want) <= 1
+
+
+def test_keys_of_zeros_get_gradients_that_half_precision_holds() -> None:
+    """Where zeros fill the grid up, keys without a bias have no length to be divided by."""
+    layer = attn_torch.build("swin", d_model=4, num_heads=2, height=3, width=3, window_size=2, version=2, hidden_dim=3)
+    query = torch.from_numpy(np.random.default_rng(9).normal(size=(2, 9, 4)).astype("float32"))
+    with torch.autocast("cpu", dtype=torch.float16):
+        y = layer(query)
+    y.float().sum().backward()
+    for name, parameter in layer.named_parameters():
+        gradient = parameter.grad
+        assert gradient is not None, name
+        assert gradient.isfinite().all(), name
 
 
 @pytest.mark.parametrize("shift", [0, 1])
@@ -100,11 +251,19 @@ def test_it_is_multi_head_attention_with_a_mask_and_a_bias(tree: Tree, shift: in
 def test_fields_that_cannot_be(tree: Tree) -> None:
     sizes = {"d_model": 6, "num_heads": 2, "height": 4, "width": 6, "window_size": 2}
     for name, value, words in (
-        ("shift", 2, "shift to be an integer from 0 to 1, got 2"),
-        ("width", 5, "height and width that windows of 2 fill, got 4 x 5"),
-        ("window_size", 0, "window_size to be an integer of at least 1, got 0"),
+        ("shift", 2, "shift to be an integer from 0 to 1, or a pair (down, right) up to (1, 1), got 2"),
+        ("shift", (1, 2), "shift to be an integer from 0 to 1, or a pair (down, right) up to (1, 1), got (1, 2)"),
+        ("shift", (1,), "shift to be an integer from 0 to 1, or a pair (down, right) up to (1, 1), got (1,)"),
+        ("window_size", 0, "window_size to be an integer of at least 1, or a pair (rows, columns), got 0"),
+        ("window_size", (2, 0), "window_size to be an integer of at least 1, or a pair (rows, columns), got (2, 0)"),
+        ("window_size", 2.0, "window_size to be an integer of at least 1, or a pair (rows, columns), got 2.0"),
+        ("version", 3, "version to be 1 or 2, got 3"),
+        ("version", True, "version to be 1 or 2, got True"),
+        ("pretrained_window_size", 2, "pretrained_window_size to be None in version 1, got a size"),
+        ("pretrained_window_size", 1, "pretrained_window_size to be an integer of at least 2, or a pair"),
+        ("filling", "zeros", "filling to be one of seen, hidden, got 'zeros'"),
     ):
-        with pytest.raises(ValueError, match=f"swin: expected {words}"):
+        with pytest.raises(ValueError, match=re.escape(f"swin: expected {words}")):
             tree.package.build("swin", **sizes | {name: value})
     with pytest.raises(ValueError, match=r"swin: expected query of shape \(b, t=24, d=6\), got \(1, 23, 6\)"):
         tree(tree.package.build("swin", **sizes, dtype="float64"), {"query": np.zeros((1, 23, 6))})
