@@ -33,7 +33,7 @@ from attn_jax.ops import (
     write_slots,
     zeros,
 )
-from attn_jax.ops.order import latest, take_positions
+from attn_jax.ops.pages import latest, take_positions
 from attn_jax.ops.specs import spec_of
 from attn_np.contract._decode import (
     SPARE,

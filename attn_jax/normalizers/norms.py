@@ -3,7 +3,7 @@
 from typing import Any
 
 from attn_jax.ops import Array, l2_normalize, layer_norm, rms_norm, upcast
-from attn_jax.ops.heads import join_heads, reshape_as
+from attn_jax.ops.pages import join_heads, reshape_as
 from attn_np.contract._norms import Norm
 
 

@@ -1,4 +1,4 @@
-"""Arrays in parts: pages of a pool, rows of sequences, heads that share one of keys."""
+"""Arrays in parts and in another order: pages of a pool, rows and positions of sequences, heads in groups."""
 
 from typing import Any
 
@@ -51,3 +51,41 @@ def group_heads(x: Array, heads: int) -> Array:
     # On a mesh with explicit axes JAX splits them where no group lies on several devices.
     x = with_whole_heads(x) if heads % head_shards(x) else x
     return x.reshape(*x.shape[:2], heads, x.shape[2] // heads, x.shape[3])
+
+
+def join_heads(x: Array, groups: int) -> Array:
+    """The heads of each group as one: `b t h k` -> `b t groups (h/groups k)`.
+
+    On a mesh with explicit axes heads stay on their devices, where a device has whole groups or all heads are one.
+    """
+    b, t, h, k = x.shape
+    shape = (b, t, groups, h // groups * k)
+    if AxisType.Explicit not in jax.typeof(x).sharding.mesh.axis_types:
+        return x.reshape(shape)
+    if groups > 1 and groups % head_shards(x):
+        x = with_whole_heads(x)
+    b_axes, t_axes, h_axes, _ = jax.typeof(x).sharding.spec
+    return jnp.reshape(x, shape, out_sharding=P(b_axes, t_axes, *((None, h_axes) if groups == 1 else (h_axes, None))))
+
+
+def reshape_as(x: Array, like: Array) -> Array:
+    """The entries of x in the shape of `like`, and on a mesh with explicit axes where those of `like` lie."""
+    sharding = jax.typeof(like).sharding
+    explicit = AxisType.Explicit in sharding.mesh.axis_types
+    return jnp.reshape(x, like.shape, out_sharding=P(*sharding.spec) if explicit else None)
+
+
+def real_first(real: Array) -> Array:
+    """The positions, those where the mask is True first, each kind in its order: `b t` -> `b t`."""
+    return jnp.argsort(~real, axis=1, stable=True)
+
+
+def take_positions(x: Array, index: Array) -> Array:
+    """Positions of each sequence by an index that must fit: `b n ...`, `b t` -> `b t ...`."""
+    index = index.reshape(*index.shape, *(1 for _ in x.shape[2:]))
+    return jnp.take_along_axis(x, index, axis=1, mode="promise_in_bounds")
+
+
+def latest(places: Array) -> Array:
+    """The largest entry up to each position, `b t`."""
+    return jax.lax.cummax(places, 1)

@@ -9,7 +9,7 @@ from typing import Any
 from attn_jax.attention.decode import DecodeStep, read_window, write_state
 from attn_jax.attention.masks import broadcast_mask
 from attn_jax.ops import Array, Tape, arange, concatenate, cumsum, record, upcast, where, zeros
-from attn_jax.ops.order import real_first, take_positions
+from attn_jax.ops.pages import real_first, take_positions
 
 
 def to_front(x: Array, real: Array | None) -> Array:

@@ -50,7 +50,7 @@ from attn_np.ops import (
     write_slots,
     zeros,
 )
-from attn_np.ops.order import latest, take_positions
+from attn_np.ops.pages import latest, take_positions
 from attn_np.ops.specs import spec_of
 
 # A recurrence as it is computed, (values, first state, tape) -> (outputs, last state): linear in values and state.

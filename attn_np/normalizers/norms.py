@@ -4,7 +4,7 @@ from typing import Any
 
 from attn_np.contract._norms import Norm
 from attn_np.ops import Array, l2_normalize, layer_norm, rms_norm, upcast
-from attn_np.ops.heads import join_heads, reshape_as
+from attn_np.ops.pages import join_heads, reshape_as
 from attn_np.ops.vjp import l2_normalize_vjp, layer_norm_vjp, rms_norm_vjp, sum_grads, sum_to
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from attn_np.attention.decode import DecodeStep, read_window, write_state
 from attn_np.attention.masks import broadcast_mask, zero_unseen
 from attn_np.ops import Array, Tape, arange, concatenate, cumsum, record, upcast, where, zeros
-from attn_np.ops.order import real_first, take_positions
+from attn_np.ops.pages import real_first, take_positions
 from attn_np.ops.vjp import sum_grads
 
 

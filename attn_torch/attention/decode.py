@@ -50,7 +50,7 @@ from attn_torch.ops import (
     write_slots,
     zeros,
 )
-from attn_torch.ops.order import latest, take_positions
+from attn_torch.ops.pages import latest, take_positions
 from attn_torch.ops.specs import spec_of
 
 # A recurrence as it is computed, (values, first state, tape) -> (outputs, last state): linear in values and state.

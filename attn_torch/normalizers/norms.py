@@ -4,7 +4,7 @@ from typing import Any
 
 from attn_np.contract._norms import Norm
 from attn_torch.ops import Array, l2_normalize, layer_norm, rms_norm, upcast
-from attn_torch.ops.heads import join_heads, reshape_as
+from attn_torch.ops.pages import join_heads, reshape_as
 
 
 def normalize(layer: Any, norm: Norm | None, what: str, x: Array) -> Array:

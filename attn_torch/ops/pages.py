@@ -1,4 +1,4 @@
-"""Arrays in parts: pages of a pool, rows of sequences, heads that share one of keys."""
+"""Arrays in parts and in another order: pages of a pool, rows and positions of sequences, heads in groups."""
 
 import torch
 from torch import Tensor, where
@@ -45,3 +45,29 @@ def split_rows(x: Tensor, rows: int) -> Tensor:
 def group_heads(x: Tensor, heads: int) -> Tensor:
     """Query heads by the head of keys that they share: `b t (g r) k` -> `b t g r k`."""
     return x.reshape(*x.shape[:2], heads, x.shape[2] // heads, x.shape[3])
+
+
+def join_heads(x: Tensor, groups: int) -> Tensor:
+    """The heads of each group as one: `b t h k` -> `b t groups (h/groups k)`."""
+    b, t, h, k = x.shape
+    return x.reshape((b, t, groups, h // groups * k))
+
+
+def reshape_as(x: Tensor, like: Tensor) -> Tensor:
+    """The entries of x in the shape of `like`."""
+    return x.reshape(like.shape)
+
+
+def real_first(real: Tensor) -> Tensor:
+    """The positions, those where the mask is True first, each kind in its order: `b t` -> `b t`."""
+    return torch.argsort((~real).to(torch.uint8), dim=1, stable=True)
+
+
+def take_positions(x: Tensor, index: Tensor) -> Tensor:
+    """Positions of each sequence by an index that must fit: `b n ...`, `b t` -> `b t ...`."""
+    return torch.take_along_dim(x, index.reshape(*index.shape, *(1 for _ in x.shape[2:])), dim=1)
+
+
+def latest(places: Tensor) -> Tensor:
+    """The largest entry up to each position, `b t`."""
+    return torch.cummax(places, dim=1).values

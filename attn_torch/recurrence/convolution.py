@@ -9,7 +9,7 @@ from typing import Any
 from attn_torch.attention.decode import DecodeStep, read_window, write_state
 from attn_torch.attention.masks import broadcast_mask
 from attn_torch.ops import Array, Tape, arange, concatenate, cumsum, record, upcast, where, zeros
-from attn_torch.ops.order import real_first, take_positions
+from attn_torch.ops.pages import real_first, take_positions
 
 
 def to_front(x: Array, real: Array | None) -> Array:

@@ -69,6 +69,7 @@ NUMBERS = {
     "flag": ("bool | None",),
     "factors": ("tuple[float, ...] | None",),
     "counts": ("tuple[int, ...] | None",),
+    "one or two counts": ("int | tuple[int, int]", "int | tuple[int, int] | None"),
     "words": ("tuple[str, ...]",),
     "function": ("str | collections.abc.Callable[[typing.Any], typing.Any]",),
 }
@@ -81,6 +82,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "word or count": ("frobnicate", 0, True, 2.0, None),
     "factors": (3, "ab", (1.0, "2")),
     "counts": (3, "ab", (1, 2.0), (1, "2"), (0, 1), (-1,), (True, 2)),
+    "one or two counts": (-1, True, 2.0, "3", (1,), (1, 2, 3), (1, 2.0), (-1, 1)),
     "words": (3, "ab", ("ab",), None),
     "bool": (1, 0.0, "no", None),
     "flag": (1, 0.0, "no"),

@@ -601,7 +601,7 @@ PLANTED = (
     ("step.concatenated else None", "False else None"),
     ("valid is None and start", "start"),
     ("start == longest and ", ""),
-    ("start + t <= num_slots", "start + t <= max_length"),
+    ("start + t <= num_slots", "start + t <= cache.max_length"),
     ("DecodeStep(cache, start, start + t,", "DecodeStep(cache, start, start + t + 1,"),
     ("else write_slice(old, step.start, entry)", "else write_slice(old, 0, entry)"),
     ("old_cache.positions, step.start,", "old_cache.positions, step.start + 1,"),

@@ -1064,7 +1064,7 @@ BUGS: list[tuple[str, str, str, str, str, Callable[[Tree], None]]] = [
     ("a generator that nobody seeded", "numpy", SHARED, DRAW, "np.random.default_rng().random(shape)",
      lambda t: seeded(t, "gru")),
     ("a rate of 0 taken for a default", "torch", SHARED, "or rate == 0:", "or (rate := rate or 0.1) == 0:",
-     lambda t: no_rate(t, "mha")),
+     lambda t: no_rate(t, "gru")),
     ("kept weights not divided", "numpy", SHARED, "weights / (1.0 - rate)", "weights", lambda t: unbiased(t, "mha")),
     ("noise in the last digits", "numpy", SHARED, "y = einsum(subscripts, x, weight)",
      "y = einsum(subscripts, x, weight) * (1.0 + 1e-6 * np.random.default_rng().random())",
