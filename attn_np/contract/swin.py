@@ -153,6 +153,14 @@ class Config(_heads.Heads):
         hidden = self.filling == "hidden" and self.filled_sides() != (self.height, self.width)
         return hidden or self.shifts() != (0, 0)
 
+    def broken_relations(self) -> dict[str, str]:
+        if self.version == 1:
+            return {}
+        return {
+            "the_default_scale_is_that_of_the_head": "of cosines it is 1: w_log_scale is learned",
+            "the_scale_belongs_to_the_queries": "larger queries have the same cosines",
+        }
+
     def meaning(self) -> dict[str, Any]:
         values = super().meaning() | {"window_size": self.window_sides(), "shift": self.shifts()}
         values["pretrained_window_size"] = self.pretrained_sides()

@@ -161,5 +161,9 @@ class Limits:
                     raise ValueError(f"limits: expected {name} with {rule}, got {', '.join(unknown)}; use those")
                 of: dict[str, Any] = {key: tuple(x) if key == "only" else x for key, x in given[name].items()}
                 given[name] = Sizes(**of)
-        given = {name: tuple(x) if isinstance(x, list) else x for name, x in given.items()}
-        return replace(self, **given)
+        return replace(self, **{name: as_tuples(x) for name, x in given.items()})
+
+
+def as_tuples(x: Any) -> Any:
+    """Lists, as JSON has them, and lists within them as tuples."""
+    return tuple(map(as_tuples, x)) if isinstance(x, (list, tuple)) else x

@@ -317,6 +317,14 @@ def test_an_output_has_a_bound_whatever_the_scores(dtype):
     assert differences(spec, limits, Answer({"y": np.full_like(want["y"], np.nan)}), classes_of(dtype)[-1])
 
 
+def test_limits_from_json_are_those_of_python():
+    lists = {"apart": [["unequal lengths", "causal"]], "dtypes": ["float32"], "head_dims": {"only": [16, 32]}}
+    tuples = {"apart": (("unequal lengths", "causal"),), "dtypes": ("float32",), "head_dims": {"only": (16, 32)}}
+    limits = Limits().but(**lists)
+    assert limits == Limits().but(**tuples)
+    hash(limits)
+
+
 @pytest.mark.parametrize(
     "given, words",
     [
