@@ -145,6 +145,13 @@ def test_a_filled_grid_is_that_of_the_loops(tree: Tree, name: str, filling: str)
     assert ratio(tree(layer_of(tree, config, w), {"query": x})[0], want) <= 1
 
 
+def on_wide_grid(x: np.ndarray) -> np.ndarray:
+    """[2, 3, 5, d] on a grid of 4 x 6: zeros in the last row and the last column."""
+    wide = np.zeros((2, 4, 6, x.shape[-1]))
+    wide[:, :3, :5] = x
+    return wide
+
+
 @pytest.mark.parametrize("filling", ["seen", "hidden"])
 def test_a_filled_grid_is_the_layer_on_the_grid_with_zeros(tree: Tree, filling: str) -> None:
     """Outputs and gradients, where the filling is seen. Where it is hidden, all are other numbers but those of b_v and
@@ -154,14 +161,13 @@ def test_a_filled_grid_is_the_layer_on_the_grid_with_zeros(tree: Tree, filling: 
     whole = replace(small, height=4, width=6)
     w, rng = weights_of(small), np.random.default_rng(5)
     x, dy = rng.normal(size=(2, 3, 5, 4)), cotangent((2, 15, 4))
-    edges = ((0, 0), (0, 1), (0, 1), (0, 0))
-    zeros = np.pad(x, edges).reshape(2, 24, 4)
-    wide_dy = np.pad(dy.reshape(x.shape), edges).reshape(zeros.shape)
+    zeros = on_wide_grid(x).reshape(2, 24, 4)
+    wide_dy = on_wide_grid(dy.reshape(x.shape)).reshape(zeros.shape)
     want = bounded(whole, {"query": zeros}, w, pulled={"y": wide_dy})
     layer, inputs = layer_of(tree, small, w), {"query": x.reshape(2, 15, 4)}
     got = {"y": tree(layer, inputs)[0]} | tree.gradients(layer, inputs, dy)
     for name in ("y", "dquery"):
-        got[name] = np.pad(got[name].reshape(x.shape), edges)
+        got[name] = on_wide_grid(got[name].reshape(x.shape))
         wide = want[name].v.reshape(2, 4, 6, 4).copy()
         wide[:, 3:], wide[:, :, 5:] = 0, 0
         close = np.abs(got[name] - wide) <= want[name].b.reshape(wide.shape)
