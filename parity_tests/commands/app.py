@@ -18,12 +18,15 @@ except ModuleNotFoundError as missing:
 from parity_tests import commands
 from parity_tests.commands._shared import INTERRUPTED, interruptible
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+HELP = {"help_option_names": ["-h", "--help"]}
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False, context_settings=HELP
+)
 
 for name in sorted(module.name for module in pkgutil.iter_modules(commands.__path__)):
     if name != "app" and not name.startswith("_"):
         command = import_module(f"{commands.__name__}.{name}").main
-        app.command(name.rstrip("_"))(interruptible(name.rstrip("_"), command))
+        app.command(name.rstrip("_"), context_settings=HELP)(interruptible(name.rstrip("_"), command))
 
 
 def main() -> None:

@@ -14,7 +14,10 @@ def main(
         str | None,
         typer.Option(help='What it takes: fields of Limits as JSON, such as {"block": 32}, or package.module:name.'),
     ] = None,
-    arithmetic: Annotated[str | None, typer.Option(help="The widest class of arithmetic that is right.")] = None,
+    arithmetic: Annotated[
+        str | None,
+        typer.Option(help="The widest class of arithmetic that is right; the widest of each type by default."),
+    ] = None,
     framework: Annotated[str | None, typer.Option(help="Of its arrays, where it is not the signature's.")] = None,
     backward: Annotated[str | None, typer.Option(help="For NumPy: package.module:function.")] = None,
     seconds: Annotated[float, typer.Option(min=1, help="How long to ask.")] = 60.0,
@@ -26,6 +29,9 @@ def main(
 
     It runs in a process of its own. The verdict names the narrowest class of arithmetic that holds; a failing case is
     made small and printed with the cause, if a known mistake gives its numbers.
+
+    The exit status is 0 where the kernel agrees, 1 where it differs or no case was judged, and 2 where what was given
+    can't be used.
     """
     from parity_tests.kernels.loading import loaded
     from parity_tests.kernels.referee import judge_kernel
@@ -35,7 +41,7 @@ def main(
         verdict = judge_kernel(
             loaded(target), like if ":" not in like else loaded(like), given, arithmetic,  # type: ignore[arg-type]
             backward=None if backward is None else loaded(backward), framework=framework, seconds=seconds, all=all_,
-            cases=cases, seed=seed,
+            cases=cases, seed=seed, name=target,
         )  # fmt: skip
     except (ValueError, TypeError) as error:
         raise refused(error, main) from None

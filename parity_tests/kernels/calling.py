@@ -40,6 +40,7 @@ class Kernel:
         f, like, limits: as of `assert_kernel`.
         framework: of its arrays.
         backward: for NumPy: (dy, *the arguments) -> the gradients of its inputs, in their order or by parameter.
+        name: "package.module:function", where it is given: what the kernel is imported by.
     """
 
     f: Callable[..., Any]
@@ -47,6 +48,7 @@ class Kernel:
     limits: Limits
     framework: str
     backward: Callable[..., Any] | None = None
+    name: str | None = None
 
     @property
     def lse(self) -> bool:

@@ -192,7 +192,7 @@ ENTRIES = (
     Entry("jax.nn", jax_nn, "jax.nn.dot_product_attention", {"dtypes": ("float32",)} | SMALL),
     Entry("jax.nn, bfloat16", jax_nn, "jax.nn.dot_product_attention", {"dtypes": ("bfloat16",)} | SMALL),
     Entry("Keras", keras, "keras.ops.dot_product_attention", {}, ("keras", "torch")),
-    Entry("Pallas mha (GPU), blocks of 16", pallas_mha, "pallas mha", SMALL),
+    Entry("Pallas mha (GPU), blocks of 16", pallas_mha, "pallas mha", SMALL | {"block": 16}, times=3.0),
     Entry("Pallas flash_attention (TPU)", pallas_tpu, "pallas tpu flash_attention", SMALL),
     Entry("Pallas splash attention (TPU)", splash, "splash", SMALL),
     Entry("Pallas paged attention (TPU)", paged, "pallas paged_attention", {"batch": (1, 2)}),

@@ -20,6 +20,7 @@ from parity_tests.kernels.drawing import SHORT, allowed, options_of, specs
 from parity_tests.kernels.judging import Difference, differences, unjudged
 from parity_tests.kernels.likes import Like, like_of
 from parity_tests.kernels.limits import OPTIONS, Limits
+from parity_tests.kernels.mistakes import MISTAKES
 from parity_tests.kernels.shrinking import smaller
 from parity_tests.kernels.snippet import snippet
 from parity_tests.kernels.specs import Spec, case_of
@@ -71,6 +72,7 @@ class Verdict:
         smallest: the first of them, shrunk.
         code: that one as a snippet.
         cause, fix: the known mistake that gives its numbers, and what to do.
+        hint: where there is no cause: how many known mistakes were tried, or what limits may lack.
         seconds: how long it took.
     """
 
@@ -86,6 +88,7 @@ class Verdict:
     code: str = ""
     cause: str = ""
     fix: str = ""
+    hint: str = ""
     seconds: float = 0.0
 
     @property
@@ -107,7 +110,8 @@ class Verdict:
         if self.smallest is not None:
             kinds = Counter(failure.kind for failure in self.failures)
             said = ", ".join(f"{n} with {WORDS[kind]}" for kind, n in kinds.items())
-            found += [f"  failed: {len(self.failures)} cases ({said})", f"  smallest: {self.smallest.spec}"]
+            n = len(self.failures)
+            found += [f"  failed: {n} case{'s' if n > 1 else ''} ({said})", f"  smallest: {self.smallest.spec}"]
             found += [f"  {line}" for line in self.smallest.words.split("\n")]
             others = sorted({f.words.split("\n")[0] for f in self.failures} - {self.smallest.words.split("\n")[0]})
             found += [f"  also: {words}" for words in others[:4]]
@@ -117,6 +121,7 @@ class Verdict:
                 "  evidence: a simulated kernel with this mistake gives these numbers, within the bounds",
                 f"  fix: {self.fix}",
             ]
+        found += [f"  {self.hint}"] if self.hint else []
         if self.code:
             found += ["", *(f"    {line}" for line in self.code.split("\n")), ""]
         if self.not_asked:
@@ -153,7 +158,7 @@ class Referee:
             every = classes_of(dtype)
             widest = every.index(arithmetic) if arithmetic in every else len(every) - 1
             self.classes[dtype] = list(every[: 1 if arithmetic == NARROWEST else widest + 1])
-        self.verdict = Verdict(name_of(kernel.f), kernel.like.name)
+        self.verdict = Verdict((kernel.name or name_of(kernel.f)).rpartition(":")[2], kernel.like.name)
 
     def widest(self, dtype: str) -> Arithmetic:
         """The widest class that the kernel may have."""
@@ -168,7 +173,8 @@ class Referee:
         found = differences(spec, self.kernel.limits, answer, self.widest(spec.dtype))
         if not found:
             return None
-        return Failure(spec, "numbers", "\n".join(map(said, found)), answer, tuple(found))
+        words = "\n".join(said(difference, self.widest(spec.dtype)) for difference in found)
+        return Failure(spec, "numbers", words, answer, tuple(found))
 
     def judge(self, spec: Spec, answer: Answer) -> Failure | None:
         """Count an answer, and narrow down the classes that hold."""
@@ -217,8 +223,13 @@ class Referee:
             spec = replace(spec, poison=())
             if spec.dtype == self.dtype_of_failures and (answer := ask(spec)).results and not answer.complaints:
                 found = explaining(case_of(spec, self.kernel.limits), answer.results, widest, blocks, found)
+        tried = sum(results[0][0].kind in mistake.kinds for mistake in MISTAKES)
         if len(found) == 1:
             self.verdict.cause, self.verdict.fix = found[0].name, found[0].fix
+        elif found:
+            self.verdict.hint = f"cause: not told apart: {'; '.join(mistake.name for mistake in found)}"
+        else:
+            self.verdict.hint = f"cause: none of {tried} known mistakes gives these numbers"
 
     @property
     def dtype_of_failures(self) -> str:
@@ -241,6 +252,8 @@ class Referee:
                     best, again = failure, True
                     break
         self.verdict.smallest = best
+        if best.kind == "error":
+            self.verdict.hint = untaken(best.spec)
         if best.differences:
             worst = max(best.differences, key=lambda d: (not d.name.startswith("d"), d.ratio))
             self.verdict.code = snippet(
@@ -253,12 +266,24 @@ def size(spec: Spec) -> int:
     return spec.b * spec.h * (spec.t + 1) * (spec.s + 1) * (1 + len(spec.options))
 
 
-def said(difference: Difference) -> str:
-    """A difference in words."""
+def untaken(spec: Spec) -> str:
+    """What to say where a kernel raises because it does not take what a case asks for."""
+    found = [f'without {", ".join(sorted(spec.options))} in "options"'] if spec.options else []
+    found += ['with "forward_only": true'] if spec.grads else []
+    return f"if the kernel does not take this: limits {' and '.join(found)}" if found else ""
+
+
+def said(difference: Difference, arithmetic: Arithmetic) -> str:
+    """A difference in words, by the bounds of a class of arithmetic."""
     names = {"y": "the output", "lse": "the log-sum-exp", "last": "the last state"}
     d, rows = difference, difference.rows
     name = names.get(d.name, f"the gradient of {d.name[1:]}")
-    times = f"error/bound {d.ratio:.3g}" if np.isfinite(d.ratio) else "no error is allowed there"
+    if np.isfinite(d.ratio):
+        times = f"error/bound {d.ratio:.3g} ({arithmetic})"
+    else:
+        times = (
+            "no error is allowed there" if np.isfinite(d.got) and np.isfinite(d.want) else "in no class of arithmetic"
+        )
     return (
         f"{name} differs: got {d.got:.6g}, expected {d.want:.6g} at {d.at}, {times}; "
         f"{d.wrong} of {d.total} numbers, in {rows[0]} of {rows[1]} rows"
@@ -331,6 +356,7 @@ def judge_kernel(
     cases: int | None = None,
     seed: int = 0,
     call_seconds: float = 30.0,
+    name: str | None = None,
 ) -> Verdict:
     """The verdict on a kernel; see `assert_kernel`."""
     like = like_of(like)
@@ -338,7 +364,7 @@ def judge_kernel(
     framework = framework or like.framework
     if framework == "numpy" and backward is None:
         limits = limits.but(forward_only=True)
-    kernel = Kernel(f, like, limits, framework, backward)
+    kernel = Kernel(f, like, limits, framework, backward, name)
     referee = Referee(kernel, arithmetic_of(arithmetic))
     verdict = referee.verdict
     asked: Counter[str] = Counter()
@@ -395,6 +421,7 @@ def assert_kernel(
         cases: how many at most.
         seed: of what is drawn.
         call_seconds: how long a call may take.
+        name: "package.module:function", where the kernel does not know its own, as a `functools.partial`.
 
     Raises:
         KernelError: it differs.

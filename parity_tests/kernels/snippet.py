@@ -18,12 +18,14 @@ VIEW = {
 IMPORTS = {"numpy": (), "torch": ("torch",), "jax": ("jax", "jax.numpy as jnp")}
 
 
-def name_of(f: Callable[..., Any]) -> tuple[str, str]:
-    """A line that imports a function, empty where it can't, and its name there."""
+def name_of(f: Callable[..., Any], known: str | None) -> tuple[str, str]:
+    """A line that imports a function, empty where it can't, and its name there; known are `module:name`."""
     module, name = getattr(f, "__module__", None), getattr(f, "__qualname__", None)
+    if known is not None:
+        module, _, name = known.rpartition(":")
     if module is None or name is None or "<" in name:
         return "", "f"
-    if module == "__main__":
+    if module in ("", "__main__"):
         return "", name
     return f"from {module} import {name.split('.')[0]}", name
 
@@ -105,7 +107,7 @@ def snippet(
         got, want: the number there, and the right one.
         named: whether a backward pass in NumPy returns gradients by parameter.
     """
-    imported, f = name_of(kernel.f)
+    imported, f = name_of(kernel.f, kernel.name)
     found = [f"import {', '.join(('numpy as np', *IMPORTS[kernel.framework]))}"]
     found += [line for line in (imported, kernel.like.imports) if line]
     found += ["import ml_dtypes  # of bfloat16"] if kernel.framework == "numpy" and spec.dtype == "bfloat16" else []

@@ -95,6 +95,14 @@ MISTAKES = (
         "int(rows[-1]) + self.right",
     ),
     every(
+        "blocks behind the last key read",
+        "causality and windows don't end the loop over keys alone: it ends at the last key, too",
+        "high = min(self.s, int(rows[-1]) + self.shift + self.right + 1)",
+        "high = int(rows[-1]) + self.shift + self.right + 1",
+        "return np.where(inside[:, None, None], block, 0)[:, heads]",
+        "return np.where(inside[:, None, None], block, 0 if inside[0] else np.nan)[:, heads]",
+    ),
+    every(
         "last partial block of keys dropped",
         "round the number of blocks up",
         "low, high = 0, self.s",

@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from typing import Any
 
 import numpy as np
@@ -262,6 +262,26 @@ def halved(q: Any, k: Any, v: Any) -> Any:
     """Half the right output of wide heads."""
     y = attention(q, k, v)[0]
     return y if q.shape[-1] <= 40 else y / 2, None
+
+
+def times(factor: float, q: Any, k: Any, v: Any) -> Any:
+    return factor * attention(q, k, v)[0], None
+
+
+doubled = partial(times, 2.0)
+
+
+def ungrouped(q: Any, k: Any, v: Any) -> Any:
+    if q.shape[2] != k.shape[2]:
+        raise ValueError("one key head for each query head")
+    return attention(q, k, v)
+
+
+def without_backward(query: Any, key: Any, value: Any) -> Any:
+    """PyTorch's attention, as a kernel that only has a forward pass."""
+    from torch.nn.functional import scaled_dot_product_attention
+
+    return scaled_dot_product_attention(query.detach(), key.detach(), value.detach())
 
 
 def no_gradients(dy: Any, q: Any, k: Any, v: Any, **options: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 from collections import Counter
 from functools import partial
 from itertools import islice
@@ -163,6 +164,7 @@ def test_nan_behind_the_lengths():
     assert judge_kernel(own.reads_behind, "attend", limits, cases=40).agrees
     verdict = judge_kernel(own.reads_behind, "attend", limits | {"unread": ("padding",)}, cases=40)
     assert "got nan" in str(verdict)
+    assert ", in no class of arithmetic; " in str(verdict)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +195,36 @@ def test_cause_and_snippet(kind, mistake):
     exec(verdict.code, {"f": kernel, "backward": backward, "print": printed.append})
     assert f"{float(printed[0]):.6g}" in code[-1]
     assert any(f"{difference.want:.6g}" in code[-1] for difference in smallest.differences)
+
+
+def test_without_a_cause_the_verdict_says_what_was_tried():
+    limits = {"dtypes": ("float32",), "options": (), "lse": False}
+    verdict = judge_kernel(partial(own.times, 1.01), "attend", limits, "float32", cases=6)
+    assert verdict.cause == ""
+    assert re.search(r"  cause: none of \d\d known mistakes gives these numbers\n", str(verdict))
+    assert re.search(r"error/bound [\d.e+]+ \(float32\);", str(verdict))
+
+
+def test_a_kernel_that_raises_is_told_which_limits_leave_that_out():
+    limits = {"dtypes": ("float32",), "options": ("grouped",), "lse": False}
+    verdict = judge_kernel(own.ungrouped, "attend", limits, cases=20)
+    assert '  if the kernel does not take this: limits without grouped in "options"\n' in str(verdict)
+    plain = {"dtypes": ("float32",), "options": ()}
+    verdict = judge_kernel(own.without_backward, "scaled_dot_product_attention", plain, cases=20)
+    assert '  if the kernel does not take this: limits with "forward_only": true\n' in str(verdict)
+
+
+def test_a_snippet_imports_what_was_named():
+    """A `functools.partial` does not know its own name."""
+    limits = {"dtypes": ("float32",), "options": (), "lse": False}
+    name = f"{own.__name__}:doubled"
+    verdict = judge_kernel(own.doubled, "attend", limits, cases=6, name=name)
+    assert str(verdict).startswith("doubled as attend: differs")
+    assert f"from {own.__name__} import doubled" in verdict.code
+    printed = []
+    exec(verdict.code, {"print": printed.append})
+    assert f"# {float(printed[0]):.6g}; right" in verdict.code
+    assert judge_kernel(own.doubled, "attend", limits, cases=6, name="mine").name == "mine"
 
 
 def test_a_snippet_shows_views_as_the_kernel_got_them():
