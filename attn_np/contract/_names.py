@@ -84,6 +84,9 @@ NAMES = (
     here("T5 bias, T5, relative position buckets", "t5_bias", "or `terms.Table`"),
     here("Shaw relative positions", "shaw"),
     here("Transformer-XL, relative multi-head attention", "transformer_xl"),
+    here("Conformer, relative positions of speech encoders", "transformer_xl"),
+    here("Music Transformer, relative global attention", "shaw", causal=True, use_values=False),
+    here("NoPE, iRoPE, no positions", "decoder", rope_base=None),
     here("DeBERTa, disentangled attention", "disentangled"),
     here("CoPE, contextual position encoding", "cope"),
     here("Swin, shifted windows, window attention", "swin"),
@@ -136,6 +139,7 @@ NAMES = (
     here("Linformer", words=IN_LINES),
     here("Set Transformer, ISAB, Luna", words=IN_LINES),
     here("performer, FAVOR+, random features", "linear", "with `feature_map=` of one's own; redraw them as you like"),
+    here("Based, ReBased, Hedgehog, Taylor features", "linear", "with `feature_map=` of one's own"),
     here("HGRN2", words=IN_LINES),
     here("mLSTM, xLSTM", words=IN_LINES),
     here("RWKV-5, RWKV-6, Finch", words=IN_LINES),
@@ -144,7 +148,10 @@ NAMES = (
     here("RWKV-7, Goose, DPLR", words=IN_LINES),
     here("Comba", words='`recur(rule="gated_delta", erase_key=)`'),
     here("RWKV-4, AFT, attention-free Transformer", words=IN_LINES),
-    missing("Mamba, S6, Mamba-1, S4, Hyena", "its state has no keys and queries as Mamba-2's has, `mamba2`"),
+    missing(
+        "Mamba, S6, Mamba-1, S4, S5, H3, Hyena, Griffin, Hawk, RG-LRU",
+        "its state has no keys and queries as Mamba-2's has, `mamba2`",
+    ),
     missing("sLSTM", "its next state is no linear function of the one before"),
     here("gated slot attention, GSA, ABC", words=IN_LINES),
     missing("log-linear attention", "a hierarchy of states, one for each power of 2"),
@@ -164,6 +171,62 @@ NAMES = (
         "called with another layer's keys: docs/decoding.md",
         shared_kv=True,
     ),
+    here("XCiT, XCA, cross-covariance attention", words=IN_LINES),
+    here("LeViT, SAM, MViTv2, decomposed relative positions, BoTNet, bottleneck attention", words=IN_LINES),
+    here("ReLU attention, squared ReLU, gated attention unit, GAU, softpick", words=IN_LINES),
+    here("SelfExtend, dual chunk attention, DCA", words=IN_LINES),
+    here("neighborhood attention, NAT, DiNAT", words=IN_LINES),
+    here("Routing Transformer", words="a mask for each head from clusters, as for the Reformer: docs/names.md"),
+    here("LASER attention", words="the logarithm of `attend` with `exp` of the values"),
+    here("Graphormer, pair bias, TUPE, untied positions, gated relative bias, WavLM", words="`bias=` of `attend`"),
+    here("IP-Adapter, decoupled cross-attention", words="a second `attend` with the picture's keys, added"),
+    here("tensor product attention, TPA, MFA", words="projections of one's own before `attend`"),
+    here("value residual, ResFormer", words="values mixed as you like before `attend`"),
+    here("U-Net cross-attention, Stable Diffusion, SpatialTransformer", "mha", "with `key_dim=` of the text"),
+    here("class attention, CaiT", "mha", "called with the class token as the query"),
+    here(
+        "spatial reduction attention, SRA, PVT, SegFormer, pooling attention",
+        "mha",
+        "called with pooled positions as the key",
+    ),
+    here("DETR, positions in queries and keys alone", "mha", "called as `layer(x + position, x + position, x)`"),
+    here("masked attention, Mask2Former", "mha", "with a `mask=` from the layer before"),
+    here("Flamingo, gated cross-attention", "mha", "called with the picture as the key, times tanh of a gate"),
+    here("TimeSformer, divided attention, ViViT", "mha", "one along time and one along space"),
+    here("pointer network", "additive", "called with `return_weights=True`: the weights are the answer"),
+    here("key/value cache, KV cache, incremental decoding", words="`init_cache` and `step`: docs/decoding.md"),
+    here("paged attention, PagedAttention, vLLM, block tables", words="`attend_paged`: docs/decoding.md"),
+    here("flash decoding, split keys, cascade attention", words="parts with `return_lse=True`, joined by `merge`"),
+    here("speculative decoding", words="`crop` of a cache: docs/decoding.md"),
+    here("tree attention", words="`mask=` of each token's ancestors"),
+    here("LoRA, adapters", words='`build(..., projections="modules")`: docs/modules.md'),
+    missing(
+        "location-sensitive attention, Tacotron 2, coverage, monotonic attention, MoChA, forward attention",
+        "its weights depend on those of the step before; `additive` and `seq2seq` do without",
+    ),
+    missing(
+        "Synthesizer, Fastformer, FNet, MLP-Mixer, gMLP, Involution, LambdaNetworks",
+        "no score is of a query and a key",
+    ),
+    missing("Mega, moving average gated attention", "an exponential moving average stands before its queries and keys"),
+    missing("Primer, compressed convolutional attention, CCA, Zaya", "it convolves queries and keys of a softmax"),
+    missing("Sinkhorn attention", "it sorts blocks by a permutation that it learns"),
+    missing("Compressive Transformer", "it compresses what leaves the memory; `transformer_xl` is without"),
+    missing("Infini-attention, landmark attention", "a memory of earlier segments is read beside local attention"),
+    missing("Memorizing Transformer, kNN attention", "it looks keys up in an index"),
+    missing("XLNet, two-stream attention", "its scores have a third part, by segments; `transformer_xl` has two"),
+    missing("LongT5, transient global attention", "sums of blocks are keys of all; `longformer` is the nearest"),
+    missing("H2O, SnapKV, Quest, MInference, cache eviction", "rules of thumb for which keys a cache keeps"),
+    missing("TTT, Titans, Atlas, MesaNet", "an optimiser of its own makes its state, not one step of the delta rule"),
+    missing("Longhorn", "each channel of the values has a beta of its own"),
+    missing("PaTH attention", "a product of Householder-like matrices stands between a query and a key"),
+    missing("selective attention", "scores of one head lower those of all heads later"),
+    missing("multi-token attention, MTA", "it convolves the scores; `talking_heads` mixes them over heads"),
+    missing(
+        "Focal attention, BiFormer, CSWin", "regions of a picture are pooled, chosen or striped; `swin` has windows"
+    ),
+    missing("invariant point attention, IPA, AlphaFold", "its scores hold distances of points in space"),
+    missing("GATv2", "a LeakyReLU stands between sum and score; `additive` has tanh there"),
     missing("deformable attention", "it samples values at learned places of a picture, without keys"),
     here("graph attention, GAT", words=IN_LINES),
     missing("product-key memory, memory layers", "a lookup among millions of learned keys"),
@@ -220,11 +283,15 @@ def called(name: str) -> tuple[Known, ...]:
     return tuple(known for known in NAMES if any(wanted & stems(other) for other in known.names))
 
 
+def holding(text: str) -> tuple[Known, ...]:
+    """The entries with a name that holds the text."""
+    wanted = normalized(text)
+    return tuple(known for known in NAMES if any(wanted in normalized(name) for name in known.names)) if wanted else ()
+
+
 def like(text: str) -> tuple[Known, ...]:
     """The entries with a name that holds the text; else those that share words with it, first those that share most."""
-    wanted = normalized(text)
-    found = tuple(known for known in NAMES if any(wanted in normalized(name) for name in known.names)) if wanted else ()
-    if found:
+    if found := holding(text):
         return found
     shared = {i: max(len(words(text) & words(name)) for name in known.names) for i, known in enumerate(NAMES)}
     return tuple(NAMES[i] for i in sorted(shared, key=lambda i: -shared[i]) if shared[i]) or called(text)

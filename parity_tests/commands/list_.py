@@ -7,7 +7,12 @@ from rich.table import Table
 
 from attn_np import contract
 from attn_np.contract import _names as names
+from attn_np.weights import layouts
+from attn_np.weights._known_types import KNOWN_TYPES, NO_LAYOUT_YET
 from parity_tests.commands._shared import behind_preset, console, listed
+
+# Up to how many letters a text must begin a model's name: "yi" is no part of others.
+SHORT = 3
 
 
 def main(
@@ -49,8 +54,9 @@ def main(
 
 def show_names(text: str) -> None:
     """What the names that hold a text are here; an error where none does."""
-    found = names.like(text)
-    if not found:
+    models = models_like(text)
+    found = names.holding(text) if models else names.like(text)
+    if not found and not models:
         fix = "`attn-parity list` has all variants"
         raise typer.BadParameter(f"expected a name that the field has, got {text!r}; {fix}", param_hint="--like")
     out = Table(box=None, pad_edge=False)
@@ -58,7 +64,26 @@ def show_names(text: str) -> None:
     out.add_column("here")
     for known in found:
         out.add_row(", ".join(known.names), known.spelled().replace("`", ""))
+    for name, said in models:
+        out.add_row(name, said)
     console.print(out)
+
+
+def models_like(text: str) -> list[tuple[str, str]]:
+    """Models by `model_type` whose name holds a text, or begins with a short one; how to load layers, or why not."""
+    wanted, found = names.normalized(text), list[tuple[str, str]]()
+
+    def has(model_type: str) -> bool:
+        name = names.normalized(model_type)
+        return name.startswith(wanted) or (len(wanted) > SHORT and wanted in name)
+
+    for layout in map(layouts.get, layouts.names()):
+        types = sorted(filter(has, layout.model_types))
+        if types:
+            variants = ", ".join(sorted({layout.variant_of(table) for table in layout.tables}))
+            found.append((f"model_type {', '.join(types)}", f"load_pretrained(folder): layers of {variants}"))
+    found += [(f"model_type {name}", f"not read: {known.differs}") for name, known in KNOWN_TYPES.items() if has(name)]
+    return found + [(f"model_type {name}", "not read yet") for name in sorted(filter(has, NO_LAYOUT_YET))]
 
 
 def stages(variant: str) -> Table:

@@ -46,6 +46,10 @@ def test_no_name_has_two_answers() -> None:
         ("Swin Transformer V2", 'build("swin", version=2)'),
         ("Perceiver IO", "the latents as the query"),
         ("sLSTM", "not here"),
+        ("XCA", "in a few lines"),
+        ("Falcon", "load_pretrained(folder): layers of alibi, decoder"),
+        ("falcon mamba", "not read: it has a state"),
+        ("Zamba2", "not read yet"),
     ],
 )
 def test_the_command_finds_names_however_they_are_spelled(asked: str, answer: str) -> None:
