@@ -149,6 +149,7 @@ def bounds(case: Softmax, ex: dict[str, Any], n: Units) -> dict[str, Array]:
     among = np.where(np.all(np.isfinite(e), axis=3).swapaxes(1, 2)[..., None], among, np.inf)
     by = np.fmin(by, among)
     by = np.where(size_y > 0, by + (parts + 1) * n.eta_several, by)
+    by = np.where(n.overflows(visible), np.inf, by)
     found = {"y": n.returned(y, by)}
 
     # The log-sum-exp is in float32 or better, whatever the type of the kernel.
@@ -175,6 +176,7 @@ def bounds(case: Softmax, ex: dict[str, Any], n: Units) -> dict[str, Array]:
     size_dv = np.einsum("bhts,bthv->bhsv", p * factor * (r + rows + n.product + n.narrow + dropped), np.abs(dy))
     size_dv += n.several * (blocks_at_most(t) + 1) * np.einsum("bhts,bthv->bhsv", p * factor, np.abs(dy))
     size_dv += pad * np.einsum("bhts,bthv->bhsv", ok * factor, np.abs(dy))
+    size_dv = np.where(n.overflows(np.einsum("bhts,bthv->bhsv", p * factor, np.abs(dy))), np.inf, size_dv)
     size_dv = np.where(size_dv > 0, size_dv + (blocks_at_most(t) + 1) * n.eta_several, size_dv)
     found["dv"] = n.returned(f["dv"], over_groups(size_dv, g).swapaxes(1, 2))
 
@@ -187,22 +189,30 @@ def bounds(case: Softmax, ex: dict[str, Any], n: Units) -> dict[str, Array]:
     by_sum = np.sum(p * r * np.abs(factor * dprobs - delta[..., None]), axis=3) + np.abs(delta) * np.expm1(2 * blse)
     by_sum += np.sum(p * (error_dp + (length + dropped) * factor * np.abs(dprobs)), axis=3)
     error_delta = np.maximum(error_delta, by_sum) + 2 * u * (np.abs(delta) + dlse)
+    # Where dy . v overflows, of a hidden key, too, infinity times a weight of 0 takes the row's derivatives with it.
+    read = np.abs(np.where(np.isfinite(case.v), case.v, 0.0))[:, :, np.arange(h) // (h // g)]
+    lost = np.any(n.overflows(factor * np.einsum("bthv,bshv->bhts", np.abs(dy), read)), axis=3)
+    error_delta = np.where(lost, np.inf, error_delta)
     inner = error_dp + error_delta[..., None]
     sizes = factor * np.abs(dprobs) + (np.abs(delta) + dlse)[..., None]
     error_ds = np.where(ok, p * r * (gap + inner) + p * inner + 4 * u * p * sizes + n.eta * (gap + inner), 0.0)
+    error_ds = np.where(lost[..., None], np.inf, error_ds)
     ds = f["dscores"]
     error_dx, dx = error_ds, f["dx"]
     if case.softcap is not None:
         tanh, off = np.abs(f["tanh"]), error_capped / case.softcap
         error_dx = error_ds * (1 - tanh**2) + (np.abs(ds) + error_ds) * (2 * tanh * off + off**2 + 4 * u)
     error_dx = np.where(ok, error_dx + n.narrow * (np.abs(dx) + error_dx) + pad, 0.0)
+    lost_dx = lost[..., None] | ((n.narrow > 0) & (np.abs(dx) + error_dx > n.largest))
+    error_dx = np.where(lost_dx, np.inf, error_dx)
 
     def through(spec: str, x: Array, terms: float, partial: int) -> Array:
         """The bound of a product with the derivatives of the scores, summed in some parts."""
         x = np.abs(x)
-        relative = terms + n.product + 4 * u + partial * n.several
-        bound = scale * (np.einsum(spec, error_dx, x) + relative * np.einsum(spec, np.abs(dx), x))
-        return np.where(bound > 0, bound + partial * n.eta_several, bound)
+        relative, size = terms + n.product + 4 * u + partial * n.several, np.einsum(spec, np.abs(dx), x)
+        bound = scale * (np.einsum(spec, error_dx, x) + relative * size)
+        bound = np.where(bound > 0, bound + partial * n.eta_several, bound)
+        return np.where(n.overflows(scale * size), np.inf, bound)
 
     found["dq"] = n.returned(f["dq"], through("bhts,bshd->bthd", k, length, parts + 1))
     dk = through("bhts,bthd->bhsd", q, rows, blocks_at_most(t) + 1)

@@ -42,6 +42,10 @@ class Units:
         """Relative error of a sum of n products in any order (Higham, 2nd ed., chapter 3)."""
         return n * self.u / (1 - n * self.u) if n * self.u < 1 else np.inf
 
+    def overflows(self, size: Array) -> Array:
+        """Whether a partial sum may be beyond the type that it is rounded to, by the sum of the terms' sizes."""
+        return (self.several > 0) & (size > self.largest)
+
     def returned(self, value: Array, bound: Array) -> Array:
         """The bound after the rounding to the returned type, which nothing that is 0 without an error has."""
         with np.errstate(invalid="ignore", over="ignore"):

@@ -202,3 +202,26 @@ def test_the_class_of_pytorchs_own_kernels(dtype: str, flash: bool, name: str) -
 
 
 CUT = ("q", "k", "v", "dy")
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "causal"),
+    [(CLASSES[-1], "top-left"), (CLASSES[-1], ""), (CLASSES[-2], "")],
+    ids=["a hidden product", "a product", "a factor"],
+)
+def test_a_row_whose_products_overflow_sixteen_bits_has_no_bound(arithmetic: Arithmetic, causal: str) -> None:
+    """dy . v of the first query and the second key is 960,000. Infinity times a weight of 0 is no number, and the other
+    queries' derivatives are judged.
+    """
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(1, n, 1, width)) for n, width in ((2, 8), (3, 8), (3, 40)))
+    v[:, 1], dy = 3000.0, np.full((1, 2, 1, 40), 8.0)
+    dy[:, 1] = 2.0**-10
+    case = Softmax(q, k, v, "float16", 0.25, causal=causal, dy=dy)
+    with np.errstate(all="ignore"):
+        found, bound = run(case, arithmetic), bounds(case, arithmetic)
+    assert max(worst(case, found, arithmetic).values()) <= 1
+    assert not np.isfinite(found["dq"][0, 0]).all()
+    assert np.isposinf(bound["dq"][0, 0]).all()
+    assert np.isfinite(bound["dq"][0, 1]).all()
+    assert np.isfinite(bounds(case, CLASSES[1])["dq"]).all()
