@@ -195,7 +195,11 @@ class Config(Rotary):
 
     def broken_relations(self) -> dict[str, str]:
         rotated = {"keys_have_no_order": "scores depend on the distance of queries and keys"}
-        return {} if self.rope_base is None else rotated
+        decided = ("a_large_bias_decides", "indifferent_scores_share_evenly")
+        chosen = dict.fromkeys(decided, "an index chooses the keys, of which the scores know nothing")
+        by_head = ("heads_stand_alone", "weights_add_up_to_one")
+        chosen |= dict.fromkeys(by_head, "the keys are chosen for all heads: a mask of one may hide them all")
+        return ({} if self.rope_base is None else rotated) | ({} if self.index_keys is None else chosen)
 
     def cache_axes(self) -> dict[str, str]:
         indexed = {} if self.index_keys is None else {"index_k": "b s m"}

@@ -532,7 +532,7 @@ def backward(
     needs_diagonal_grad = needs_diagonal_grad and args.diagonal_bias is not None
     ddiagonal_bias = np.zeros((b, h, t + s - 1), dtype) if needs_diagonal_grad else None
     dq, dk, dv = (np.empty(x.shape, dtype) for x in (args.q, args.k, args.v))
-    dbiased = None if args.bias is None else np.zeros((b, h, t if args.bias.shape[2] > 1 else 1, s), dtype)
+    dbiased = None if args.bias is None else np.zeros((b, h, 1 if args.bias.shape[2] == 1 else t, s), dtype)
 
     def add_block(block: QueryBlock, sum_dk: Array, sum_dv: Array, diagonal_sums: Array, scratch: Scratch) -> None:
         """Write dq of a block, and add to the sums: of its heads, `b g s k` and `b g s v`, of the skewed diagonals."""

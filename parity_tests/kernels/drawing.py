@@ -90,6 +90,9 @@ def allowed(spec: Spec, like: Like, limits: Limits) -> bool:
             return False
     if "softcap" in spec.options and "bias" in spec.options and limits.order != ("scale", "cap", "bias"):
         return False
+    # A cap before the scale is passed as cap / scale.
+    if spec.softcap is not None and spec.scale == 0 and limits.order.index("cap") < limits.order.index("scale"):
+        return False
     none = empty_rows(spec, limits)
     if none is not None and limits.empty_rows != "zero" and not spec.sinks and np.any(none):
         return limits.empty_rows != "undefined" and not spec.grads

@@ -227,3 +227,20 @@ def test_a_planted_bug_is_seen(bug: str) -> None:
     with planted(Mutant(bug, SHARED, *BUGS[bug], "", ""), "attn_np") as alias:
         got = pulled(inputs, options, __import__(alias))
     assert not all(same(got[name], x) for name, x in want.items())
+
+
+@pytest.mark.parametrize("implementation", ["textbook", "fused"])
+@pytest.mark.parametrize("sizes", [(0, 0), (0, 3), (3, 0), (1, 0)], ids=str)
+@pytest.mark.parametrize("heads", [(), (2,)], ids=["without heads", "with heads"])
+def test_gradients_of_empty_calls_have_the_shapes_of_their_inputs(
+    heads: tuple[int, ...], sizes: tuple[int, int], implementation: str
+) -> None:
+    """A bias with an axis of 1 for the queries, one for each, and none."""
+    t, s = sizes
+    rng = np.random.default_rng(0)
+    inputs = {name: rng.normal(size=(2, n, *heads, 4)) for name, n in (("q", t), ("k", s), ("v", s))}
+    for rows in {1, t}:
+        given = inputs | {"bias": rng.normal(size=(2, *heads, rows, s))}
+        (y, _), pull = attn_np.value_and_vjp(attn_np.attend, **given, implementation=implementation)
+        found = pull(np.ones(y.shape)).inputs
+        assert {name: x.shape for name, x in found.items()} == {name: x.shape for name, x in given.items()}
