@@ -353,6 +353,10 @@ class JointAttentionFields(TypedDict, total=False):
     norm: Literal["rms"] | None  # None
     norm_eps: float  # 1e-06
     added_output: bool  # True
+    rope_base: float | None  # None
+    rope_layout: Literal["half", "interleaved"]  # "interleaved"
+    rope_axes: tuple[int, ...] | None  # None
+    max_positions: int | None  # None
 
 class KimiDeltaAttentionFields(TypedDict, total=False):
     d_model: Required[int]
