@@ -157,7 +157,16 @@ NAMES = (
     here("cosFormer", words=IN_LINES),
     here("joint attention, MM-DiT, Stable Diffusion 3, SD3", "joint"),
     here("Stable Diffusion 3.5, SD3.5, AuraFlow, joint attention with QK-norm", "joint", norm="rms"),
-    here("FLUX, Qwen-Image, joint attention with RoPE", words=IN_LINES),
+    here(
+        "FLUX, Qwen-Image, joint attention with RoPE",
+        "joint",
+        "positions of both streams: docs/names.md",
+        head_dim=128,
+        norm="rms",
+        rope_base=10000.0,
+        rope_axes=(16, 56, 56),
+        max_positions=4096,
+    ),
     here(
         "cross-layer attention, CLA, KV sharing, YOCO, Gemma 3n, Gemma 4",
         "decoder",
@@ -186,6 +195,7 @@ SAME_FIELD = {
     "dropout": ("dropout_p", "dropout_rate", "attention_dropout", "attn_dropout"),
     "rope_base": ("rope_theta", "rotary_emb_base", "theta"),
     "rotary_dim": ("rope_dim",),
+    "rope_axes": ("axes_dims_rope", "axes_dim", "axes_dims", "axes_dim_rope", "rope_axes_dim"),
     "max_positions": ("max_position_embeddings", "max_seq_len", "block_size"),
     "softcap": ("attn_logit_softcapping", "logit_cap"),
 }

@@ -174,7 +174,8 @@ class Rotary(Config):
         self.check_number("attention_factor", above=0.0)
         self.check_flag("yarn_truncate")
         self.check_one_of("rope_layout", LAYOUTS)
-        require(width % 2 == 0, variant, "an even number of rotated dimensions", width, "set rotary_dim=")
+        names = [name for name in ("rotary_dim", "rope_dim", "head_dim") if name in self.__dataclass_fields__]
+        require(width % 2 == 0, variant, "an even number of rotated dimensions", width, f"set {(*names, 'width')[0]}=")
         if width > head_width:
             raise field_error(variant, f"rotary_dim of at most the head's width {head_width}", width, "set rotary_dim=")
         has_rotary_dim = "rotary_dim" in self.__dataclass_fields__  # which torch.compile can ask, unlike fields()
