@@ -67,7 +67,7 @@ class Config(Rotary, Heads):
         "padding of the text is a key to every patch unless added_mask hides it; pipelines of Stable Diffusion 3 and "
         "FLUX let it be seen, and their weights were trained so",
         "each stream's queries and keys have norm weights of their own: four in all",
-        "FLUX's text has position 0 on every axis, as the first patch has; Qwen-Image's is behind the picture, on every "
+        "FLUX's text has position 0 on every axis, as the first patch has; Qwen-Image's is behind the picture on every "
         "axis; by default the added stream goes on where the queries' stream ends",
         "in FLUX and Qwen-Image each axis has frequencies of its own, rope_axes=; with rope_sections= of other layers "
         "the axes share those of one head",
