@@ -59,8 +59,8 @@ class JointAttention(Layer[Config]):
         Args:
             mask, added_mask: broadcastable to `b t` and `b s`; False = a key that nothing sees, such as padding.
             positions, added_positions: of a layer that rotates: integers `b t` and `b s` below the field
-                `max_positions`, `a b t` and `a b s` with `rope_axes`; or pairs (cos, sin). Both are passed, or neither:
-                then one stream stands behind the other on every axis, the query from 0 to t - 1.
+                `max_positions`, `a b t` and `a b s` with `rope_axes`; or pairs (cos, sin). By default one stream stands
+                behind the other, on every axis: the query at 0 to t - 1, the added stream at t to t + s - 1.
             tape: a dictionary that gets every named intermediate; q, k, v and context are of one stream behind the
                 other.
             return_weights: return the weights, too, `b h (t + s) (t + s)`.
@@ -106,13 +106,11 @@ class JointAttention(Layer[Config]):
     def angles(self, positions: Any, added_positions: Any, t: int, s: int, like: Array) -> tuple[CosSin, CosSin]:
         """Cosines and sines of the positions of both streams, by default of one behind the other."""
         c = self.config
-        if positions is not None and added_positions is not None:
-            added = cos_sin_for(c, added_positions, s, like=like)
-            return cos_sin_for(c, positions, t, like=like), added
+        of_query = cos_sin_for(c, positions, t, like=like)
+        if added_positions is not None:
+            return of_query, cos_sin_for(c, added_positions, s, like=like)
         cos, sin = cos_sin_for(c, None, t + s, like=like)
-        if cos is None or sin is None:
-            return (None, None), (None, None)
-        return (cos[:, :t], sin[:, :t]), (cos[:, t:], sin[:, t:])
+        return of_query, (None, None) if cos is None or sin is None else (cos[:, t:], sin[:, t:])
 
     def placed(self, tape: Tape, what: str, x: Array, cos_sin: CosSin) -> Array:
         """Queries or keys of a stream, normalised, then rotated, where the config says so."""

@@ -174,6 +174,7 @@ class Rotary(Config):
         self.check_number("attention_factor", above=0.0)
         self.check_flag("yarn_truncate")
         self.check_one_of("rope_layout", LAYOUTS)
+        self.check_axes()
         names = [name for name in ("rotary_dim", "rope_dim", "head_dim") if name in self.__dataclass_fields__]
         require(width % 2 == 0, variant, "an even number of rotated dimensions", width, f"set {(*names, 'width')[0]}=")
         if width > head_width:
@@ -211,7 +212,6 @@ class Rotary(Config):
                 fix = "give one for each rotated pair"
                 raise field_error(variant, f"{name} to be {width // 2} finite numbers above 0", repr(value), fix)
         self.check_sections("rope_sections")
-        self.check_axes()
         for name in ("rope_sections", "rope_axes"):
             if getattr(self, name) is not None:
                 expected, fix = f"max_positions for {name}", "set it above the largest position"

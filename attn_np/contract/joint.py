@@ -68,7 +68,7 @@ class Config(Rotary, Heads):
         "FLUX let it be seen, and their weights were trained so",
         "each stream's queries and keys have norm weights of their own: four in all",
         "FLUX's text has position 0 on every axis, as the first patch has; Qwen-Image's is behind the picture on every "
-        "axis; by default the added stream goes on where the queries' stream ends",
+        "axis; the default is neither, but t to t + s - 1: say added_positions= with positions=",
         "in FLUX and Qwen-Image each axis has frequencies of its own, rope_axes=; with rope_sections= of other layers "
         "the axes share those of one head",
         "Qwen-Image counts rows and columns from the middle: below 0; add the same number to an axis in both streams, "
@@ -148,10 +148,6 @@ class Config(Rotary, Heads):
         return arguments
 
     def check(self, dtype: str | None, **specs: Spec | None) -> dict[str, int]:
-        stated = [any(specs.get(f"{stream}{x}") is not None for x in ("positions", "cos")) for stream in ("", "added_")]
-        if stated[0] != stated[1]:
-            names = ("positions", "added_positions") if stated[0] else ("added_positions", "positions")
-            self.require(False, "positions of both streams, or of none", f"{names[0]} alone", f"pass {names[1]}=")
         cos, sin = specs.pop("added_cos", None), specs.pop("added_sin", None)
         sizes = super().check(dtype, **specs)
         if cos is not None and sin is not None:

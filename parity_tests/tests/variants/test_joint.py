@@ -95,10 +95,13 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
     masks = {"query": inputs.get("mask", True), "added": inputs.get("added_mask", True)}
     shown = {name: np.broadcast_to(masks[name], x.shape[:2]) for name, x in streams.items()}
     batch, t, s = (*inputs["query"].shape[:2], inputs["added"].shape[1])
-    places = {"query": np.tile(np.arange(t), (batch, 1)), "added": np.tile(np.arange(t, t + s), (batch, 1))}
-    if "positions" in inputs:  # of a word one number, or one for each axis
-        places = {"query": inputs["positions"], "added": inputs["added_positions"]}
-        places = {name: np.moveaxis(x, 0, -1) if x.ndim == 3 else x for name, x in places.items()}
+    followed = np.tile(np.arange(t + s), (batch, 1))
+    places = {
+        "query": inputs.get("positions", followed[:, :t]),
+        "added": inputs.get("added_positions", followed[:, t:]),
+    }
+    # Of a word one number, or one for each axis.
+    places = {name: np.moveaxis(x, 0, -1) if x.ndim == 3 else x for name, x in places.items()}
     rows = []
     for i in range(batch):
         words, seen, at = ({name: x[i].tolist() for name, x in arrays.items()} for arrays in (streams, shown, places))
@@ -256,6 +259,17 @@ def test_an_axis_of_both_streams_may_be_counted_from_anywhere(tree: Tree) -> Non
     assert all(ratio(x, limits[n]) > 1 for n, x in zip(("y", "out1"), tree(layer, one), strict=True))
 
 
+@pytest.mark.parametrize("name", ["positions", "added_positions"])
+def test_positions_of_one_stream_leave_the_other_where_it_is(tree: Tree, name: str) -> None:
+    """The query at 0 to t - 1 and the added stream at t to t + s - 1, on every axis."""
+    config, rng = Config(**AXES, max_positions=9), np.random.default_rng(11)
+    inputs = {"query": rng.normal(size=(2, 4, 6)), "added": rng.normal(size=(2, 3, 6))}
+    by_default = {"positions": np.tile(np.arange(4), (3, 2, 1)), "added_positions": np.tile(np.arange(4, 7), (3, 2, 1))}
+    layer, given = layer_of(tree, config, weights_of(config)), {name: places_on_axes(rng)[name]}
+    for x, y in zip(tree(layer, inputs | given), tree(layer, inputs | by_default | given), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
 def test_angles_for_the_positions_of_both_streams(tree: Tree) -> None:
     """Each once, or each twice as neighbours, in FLUX's order: the bits of integers, and of their gradients."""
     config, rng = Config(**AXES, norm="rms", max_positions=9), np.random.default_rng(10)
@@ -293,39 +307,29 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"positions": np.zeros((2, 4), int), "added_positions": np.zeros((2, 3), int)},
         "no positions without max_positions, got some; set max_positions= above",
     ),
-    "positions of one stream": (
-        {},
-        {"positions": np.zeros((3, 2, 4), int)},
-        "positions of both streams, or of none, got positions alone; pass added_positions=",
-    ),
-    "positions of the added stream": (
-        {},
-        {"added_positions": np.zeros((3, 2, 3), int)},
-        "positions of both streams, or of none, got added_positions alone; pass positions=",
-    ),
-    "angles of one stream": (
-        {},
-        {"positions": (np.zeros((4, 6)),) * 2},
-        "positions of both streams, or of none, got positions alone; pass added_positions=",
+    "no limit of the added stream": (
+        {"rope_axes": None, "max_positions": None},
+        {"added_positions": np.zeros((2, 3), int)},
+        "no added_positions without max_positions, got some; set max_positions= above",
     ),
     "angles of the other stream": (
         {},
-        {"positions": (np.zeros((4, 6)),) * 2, "added_positions": (np.zeros((4, 6)),) * 2},
+        {"added_positions": (np.zeros((4, 6)),) * 2},
         "added_cos of shape (s, r) or (b, s, r), with b=2, s=3 and r=6 rotated pairs, got (4, 6)",
     ),
     "one axis": (
         {},
-        {"positions": np.zeros((2, 4), int), "added_positions": np.zeros((3, 2, 3), int)},
+        {"positions": np.zeros((2, 4), int)},
         "positions of shape (a=3, b=2, t=4), got (2, 4)",
     ),
     "one array": (
         {},
-        {"positions": np.zeros((3, 2, 4), int), "added_positions": (np.zeros((3, 6)),)},
+        {"added_positions": (np.zeros((3, 6)),)},
         "added_positions as integers, or as a pair (cos, sin), got 1 arrays",
     ),
     "too large": (
         {},
-        {"positions": np.full((3, 2, 4), 9), "added_positions": np.zeros((3, 2, 3), int)},
+        {"added_positions": np.full((3, 2, 3), 9)},
         "positions from 0 to 8, got 9 to 9",
     ),
 }
