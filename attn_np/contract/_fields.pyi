@@ -557,6 +557,7 @@ class RotaryAttentionFields(TypedDict, total=False):
     rotary_dim: int | None  # None
     rope_layout: Literal["half", "interleaved"]  # "half"
     rope_sections: tuple[int, ...] | None  # None
+    rope_axes: tuple[int, ...] | None  # None
     max_positions: int | None  # None
     rope_scaling: Literal["linear", "dynamic", "yarn", "llama3", "longrope", "proportional"] | None  # None
     rope_scaling_factor: float | None  # None

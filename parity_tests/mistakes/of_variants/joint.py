@@ -108,7 +108,8 @@ MUTANTS = (
         "frequencies of one head shared among axes that have their own",
         "give each axis of n dimensions the frequencies base^(-2i/n), from i = 0 on; M-RoPE alone deals out one head's",
         FREQUENCIES,
-        "config.rope_base ** (-2.0 * xp.arange(config.rotary_width() // 2, dtype=xp.float64) / config.rotary_width())",
+        f"({FREQUENCIES} if config.rope_axes is None else "
+        "config.rope_base ** (-2.0 * xp.arange(config.rotary_width() // 2, dtype=xp.float64) / config.rotary_width()))",
         file=SHARED,
     ),
     rotated(

@@ -45,6 +45,9 @@ def crossing(c: Any, width: int, turns: float) -> float:
 
 def published(c: Any, width: int, length: int) -> list[float]:
     """theta of every pair."""
+    axes = getattr(c, "rope_axes", None)
+    if axes is not None:  # each has those of its own width
+        return [exp(-2 * i / n * log(c.rope_base)) for n in axes for i in range(n // 2)]
     base, s, original = c.rope_base, c.rope_scaling_factor or 1.0, c.original_max_positions or 1
     if c.rope_scaling == "dynamic":
         base *= (s * max(length, original) / original - (s - 1)) ** (width / (width - 2))
@@ -92,7 +95,8 @@ def turned(c: Any, x: list[float], places: Any, thetas: list[float]) -> list[flo
     out, n = list(x), len(thetas)
     on_axis = [places] * n
     if isinstance(places, list):
-        on_axis = [place for place, count in zip(places, c.rope_sections, strict=True) for _ in range(count)]
+        counts = [n // 2 for n in c.rope_axes] if c.rope_sections is None else c.rope_sections
+        on_axis = [place for place, count in zip(places, counts, strict=True) for _ in range(count)]
     if isinstance(places, list) and c.rope_sections_interleaved:
         left = list(c.rope_sections)
         for i in range(n):
