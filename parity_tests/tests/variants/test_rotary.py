@@ -98,7 +98,7 @@ def turned(c: Any, x: list[float], places: Any, thetas: list[float]) -> list[flo
         counts = [n // 2 for n in c.rope_axes] if c.rope_sections is None else c.rope_sections
         on_axis = [place for place, count in zip(places, counts, strict=True) for _ in range(count)]
     if isinstance(places, list) and c.rope_sections_interleaved:
-        left = list(c.rope_sections)
+        left = list(counts)
         for i in range(n):
             axis = i % len(left) if left[i % len(left)] else 0
             on_axis[i], left[axis] = places[axis], left[axis] - 1
