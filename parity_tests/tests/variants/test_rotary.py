@@ -93,9 +93,8 @@ def stretch(c: Any) -> float:
 def turned(c: Any, x: list[float], places: Any, thetas: list[float]) -> list[float]:
     """Each pair as a complex number, times e^(i m theta); m is the position on the axis of the pair's section."""
     out, n = list(x), len(thetas)
-    on_axis = [places] * n
+    on_axis, counts = [places] * n, c.rope_sections or [m // 2 for m in c.rope_axes or ()]
     if isinstance(places, list):
-        counts = [n // 2 for n in c.rope_axes] if c.rope_sections is None else c.rope_sections
         on_axis = [place for place, count in zip(places, counts, strict=True) for _ in range(count)]
     if isinstance(places, list) and c.rope_sections_interleaved:
         left = list(counts)
