@@ -2,14 +2,19 @@
 
 from typing import Any
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from attn_jax.attention.masks import broadcast_mask, zero_unseen
 from attn_jax.frame.call import AttentionCall
 from attn_jax.frame.layer import Layer, Output, cast_output
 from attn_jax.normalizers.norms import normalize
 from attn_jax.ops import Array, Tape, concatenate, linear, record, upcast
+from attn_jax.positions.rotary import Positions, cos_sin_for, record_positions, rotate
 from attn_np.contract.joint import Config
+
+# As `Positions`, of the added stream.
+AddedPositions = Int[Array, "b s"] | Int[Array, "a b s"] | tuple[Float[Array, "..."], Float[Array, "..."]]
+CosSin = tuple[Array | None, Array | None]  # each `b t r`; None without a rotation
 
 
 class JointAttention(Layer[Config]):
@@ -43,6 +48,8 @@ class JointAttention(Layer[Config]):
         *,
         mask: Bool[Array, "..."] | None = None,
         added_mask: Bool[Array, "..."] | None = None,
+        positions: Positions | None = None,
+        added_positions: AddedPositions | None = None,
         tape: Tape = None,
         return_weights: bool = False,
         implementation: str = "auto",
@@ -51,14 +58,18 @@ class JointAttention(Layer[Config]):
 
         Args:
             mask, added_mask: broadcastable to `b t` and `b s`; False = a key that nothing sees, such as padding.
+            positions, added_positions: of a layer that rotates: integers `b t` and `b s` below the field
+                `max_positions`, `a b t` and `a b s` with `rope_axes`; or pairs (cos, sin). By default one stream stands
+                behind the other, on every axis: the query at 0 to t - 1, the added stream at t to t + s - 1.
             tape: a dictionary that gets every named intermediate; q, k, v and context are of one stream behind the
                 other.
             return_weights: return the weights, too, `b h (t + s) (t + s)`.
             implementation: "auto", "textbook" or "fused"; see `attend`.
         """
         options: Any = {"tape": tape, "return_weights": return_weights, "implementation": implementation}
-        call = AttentionCall(self, query, mask=mask, added=added, added_mask=added_mask, **options)
-        (b, t, s), norm = (call.sizes[letter] for letter in "bts"), self.config.qk_norm()
+        arrays: Any = {"added": added, "added_mask": added_mask, "added_positions": added_positions}
+        call = AttentionCall(self, query, mask=mask, positions=positions, **arrays, **options)
+        b, t, s = (call.sizes[letter] for letter in "bts")
         query, added, mask, added_mask = record(
             tape, query=upcast(query), added=upcast(added), mask=mask, added_mask=added_mask
         )
@@ -75,11 +86,14 @@ class JointAttention(Layer[Config]):
         v = linear("btd,dhv->bthv", key, self.w_v, self.b_v)
         added_k = record(tape, added_k_proj=linear("bsi,ihk->bshk", added_key, self.w_added_k, self.b_added_k))
         added_v = linear("bsi,ihv->bshv", added_key, self.w_added_v, self.b_added_v)
-        q, k = normalize(self, norm, "q", q), normalize(self, norm, "k", k)
+        positions = record_positions(tape, positions)
+        added_positions = record_positions(tape, added_positions, "added_")
+        cos_sin, added_cos_sin = self.angles(positions, added_positions, t, s, query)
+        q, k = self.placed(tape, "q", q, cos_sin), self.placed(tape, "k", k, cos_sin)
         if self.w_added_q is not None:
             added_q = record(tape, added_q_proj=linear("bsi,ihk->bshk", added, self.w_added_q, self.b_added_q))
-            q = concatenate([q, normalize(self, norm, "added_q", added_q)], 1)
-        k = concatenate([k, normalize(self, norm, "added_k", added_k)], 1)
+            q = concatenate([q, self.placed(tape, "added_q", added_q, added_cos_sin)], 1)
+        k = concatenate([k, self.placed(tape, "added_k", added_k, added_cos_sin)], 1)
         context = call.attend(q, k, concatenate([v, added_v], 1))
         y = linear("bthv,hvo->bto", context[:, :t], self.w_o, self.b_o)
         if self.w_added_o is None:
@@ -88,3 +102,20 @@ class JointAttention(Layer[Config]):
         outputs: Any = record(tape, y=y, added_y=added_y)
         outputs = (*outputs, call.weights) if return_weights else outputs
         return tuple(cast_output(call.dtype, x) for x in outputs)
+
+    def angles(self, positions: Any, added_positions: Any, t: int, s: int, like: Array) -> tuple[CosSin, CosSin]:
+        """Cosines and sines of the positions of both streams, by default of one behind the other."""
+        c = self.config
+        of_query = cos_sin_for(c, positions, t, like=like)
+        if added_positions is not None:
+            return of_query, cos_sin_for(c, added_positions, s, like=like)
+        cos, sin = cos_sin_for(c, None, t + s, like=like)
+        return of_query, (None, None) if cos is None or sin is None else (cos[:, t:], sin[:, t:])
+
+    def placed(self, tape: Tape, what: str, x: Array, cos_sin: CosSin) -> Array:
+        """Queries or keys of a stream, normalised, then rotated, where the config says so."""
+        c, (cos, sin), normed = self.config, cos_sin, normalize(self, self.config.qk_norm(), what, x)
+        if c.rope_base is None:
+            return normed
+        normed = record(tape, **{f"{what}_norm": normed})
+        return record(tape, **{f"{what}_rot": rotate(normed, cos, sin, c.rope_layout)})

@@ -16,7 +16,8 @@ SAME_ARGUMENT = {
     "query": ("x", "input", "inputs", "q", "hidden_states", "inputs_q", "queries"),
     "key": ("k", "inputs_k", "keys", "context", "memory", "key_value_states", "encoder_hidden_states"),
     "value": ("v", "inputs_v", "values"),
-    "positions": ("position_ids", "pos", "input_positions"),
+    "positions": ("position_ids", "pos", "input_positions", "img_ids"),
+    "added_positions": ("txt_ids",),
     "return_weights": ("need_weights", "output_attentions", "return_attention_scores", "return_attn", "sow_weights"),
 }
 PADDING_MASKS = ("key_padding_mask", "src_key_padding_mask", "padding_mask", "pad_mask")
@@ -39,9 +40,9 @@ Args:
         `b t s` without heads, to `b t` in layers with a state.
     bias: added to the scores; broadcastable likewise.
     keep: False = dropped; broadcastable likewise, and drawn in training where it is not given.
-    positions: in layers that rotate, integers `b t` below the field `max_positions`, `a b t` with `rope_sections`; or
-        the pair (cos, sin), `t r` or `b t r`, with each angle once or, as models have it, twice. By default positions
-        follow each other, in a step from the cache's length on.
+    positions: in layers that rotate, integers `b t` below the field `max_positions`, `a b t` with `rope_sections` or
+        `rope_axes`; or the pair (cos, sin), `t r` or `b t r`, with each angle once or, as models have it, twice. By
+        default positions follow each other, in a step from the cache's length on.
     documents: in layers with a state, integers `b t`: the number of each position's document, of several that are
         packed into one sequence. Where it changes from a real position to the next, state and convolutions begin anew.
     tape: a dictionary that gets every named intermediate. With one, "auto" takes the textbook path; with "fused" it

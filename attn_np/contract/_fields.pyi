@@ -353,6 +353,10 @@ class JointAttentionFields(TypedDict, total=False):
     norm: Literal["rms"] | None  # None
     norm_eps: float  # 1e-06
     added_output: bool  # True
+    rope_base: float | None  # None
+    rope_layout: Literal["half", "interleaved"]  # "interleaved"
+    rope_axes: tuple[int, ...] | None  # None
+    max_positions: int | None  # None
 
 class KimiDeltaAttentionFields(TypedDict, total=False):
     d_model: Required[int]
@@ -553,6 +557,7 @@ class RotaryAttentionFields(TypedDict, total=False):
     rotary_dim: int | None  # None
     rope_layout: Literal["half", "interleaved"]  # "half"
     rope_sections: tuple[int, ...] | None  # None
+    rope_axes: tuple[int, ...] | None  # None
     max_positions: int | None  # None
     rope_scaling: Literal["linear", "dynamic", "yarn", "llama3", "longrope", "proportional"] | None  # None
     rope_scaling_factor: float | None  # None

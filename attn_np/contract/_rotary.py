@@ -40,6 +40,10 @@ class Rotary(Config):
             time, row and column in Qwen2-VL (M-RoPE); `positions` are then `a b t`, one entry of a for each axis.
         rope_sections_interleaved: the axes take pairs in turn, as in Qwen3-VL, so that each has fast and slow ones;
             what is left at the end is the first one's.
+        rope_axes: of positions on several axes, each with frequencies of its own: how many dimensions each axis
+            rotates, such as (16, 56, 56) for frame, row and column in FLUX: pair i of an axis of n dimensions by
+            rope_base^(-2i / n). `positions` are `a b t`, as with rope_sections, whose axes share the frequencies of one
+            head.
         max_positions: exclusive limit of the positions that a call may pass; without it a call passes none, or the
             pair (cos, sin) as `positions`: of `rotary_angles`, or a model's own, which has each angle twice.
         rope_scaling: how angles change beyond the lengths in training: None, "linear", "dynamic", "yarn", "llama3",
@@ -66,6 +70,7 @@ class Rotary(Config):
     rope_layout: str
     rope_sections: tuple[int, ...] | None = None
     rope_sections_interleaved: bool = False
+    rope_axes: tuple[int, ...] | None = None
     max_positions: int | None = None
     rope_scaling: str | None = None
     rope_scaling_factor: float | None = None
@@ -86,7 +91,7 @@ class Rotary(Config):
         values, width = super().meaning(), self.rotary_width()
         angles = {name: values.pop(name, None) for name in ("rope_base", "rotary_dim", "rope_scaling", *SCALING_FIELDS)}
         if self.rope_base is None:
-            for name in ("rope_layout", "rope_sections", "rope_sections_interleaved"):
+            for name in ("rope_layout", "rope_sections", "rope_sections_interleaved", "rope_axes"):
                 values.pop(name, None)
             return values
         if width == 2:  # one pair, which both layouts make of the two dimensions
@@ -104,8 +109,32 @@ class Rotary(Config):
         return self.sizes()["k"] if self.rope_scaling == "proportional" else self.rotary_dim or self.sizes()["k"]
 
     def position_sizes(self) -> dict[str, int]:
-        """The size of axis `a`, how many axes positions are counted on; empty without rope_sections."""
-        return {"a": len(self.rope_sections)} if isinstance(self.rope_sections, tuple) else {}
+        """The size of axis `a`, how many axes positions are counted on; empty where it is one."""
+        axes = self.rope_sections if self.rope_axes is None else self.rope_axes
+        return {"a": len(axes)} if isinstance(axes, tuple) else {}
+
+    def pairs_of_axes(self) -> tuple[int, ...] | None:
+        """How many pairs each axis of positions rotates; None for positions on one axis."""
+        return self.rope_sections if self.rope_axes is None else tuple(n // 2 for n in self.rope_axes)
+
+    def check_axes(self) -> None:
+        """Refuse rope_axes that do not deal out all rotated dimensions in pairs, or beside what has other frequencies.
+
+        Raises:
+            ValueError: naming the field.
+        """
+        axes: Any = self.rope_axes
+        if axes is None:
+            return
+        width = self.rotary_width()
+        are_even = isinstance(axes, tuple) and all(is_integer(n) and n > 0 and n % 2 == 0 for n in axes)
+        if not (are_even and sum(axes) == width):
+            expected = f"rope_axes to be even numbers that add up to {width}"
+            fix = "say how many dimensions each axis of positions rotates"
+            raise field_error(self.variant, expected, repr(axes), fix)
+        for name in ("rope_sections", "rope_scaling"):
+            value, fix = getattr(self, name), "leave one of them out"
+            self.require(value is None, f"no {name} with rope_axes=", repr(value), fix)
 
     def check_sections(self, name: str) -> None:
         """Refuse sections that do not deal out all rotated pairs.
@@ -145,7 +174,9 @@ class Rotary(Config):
         self.check_number("attention_factor", above=0.0)
         self.check_flag("yarn_truncate")
         self.check_one_of("rope_layout", LAYOUTS)
-        require(width % 2 == 0, variant, "an even number of rotated dimensions", width, "set rotary_dim=")
+        self.check_axes()
+        names = [name for name in ("rotary_dim", "rope_dim", "head_dim") if name in self.__dataclass_fields__]
+        require(width % 2 == 0, variant, "an even number of rotated dimensions", width, f"set {(*names, 'width')[0]}=")
         if width > head_width:
             raise field_error(variant, f"rotary_dim of at most the head's width {head_width}", width, "set rotary_dim=")
         has_rotary_dim = "rotary_dim" in self.__dataclass_fields__  # which torch.compile can ask, unlike fields()
@@ -181,9 +212,10 @@ class Rotary(Config):
                 fix = "give one for each rotated pair"
                 raise field_error(variant, f"{name} to be {width // 2} finite numbers above 0", repr(value), fix)
         self.check_sections("rope_sections")
-        if self.rope_sections is not None:
-            expected, fix = "max_positions for rope_sections", "set it above the largest position"
-            require(self.max_positions is not None, variant, expected, "none", fix)
+        for name in ("rope_sections", "rope_axes"):
+            if getattr(self, name) is not None:
+                expected, fix = f"max_positions for {name}", "set it above the largest position"
+                require(self.max_positions is not None, variant, expected, "none", fix)
         if self.rope_scaling == "dynamic":
             require(
                 width > 2,
@@ -200,16 +232,17 @@ class Rotary(Config):
             raise field_error(variant, "original_max_positions of at least 2", 1, "or set attention_factor=")
 
     def check_optional_rotary(self) -> None:
-        """As `check_rotary`, or rope_base=None, with which rope_scaling, rotary_dim and rope_sections must be unset.
+        """As `check_rotary`, or rope_base=None, with which the fields of what it rotates must be unset.
 
         Raises:
             ValueError: naming the field.
         """
-        fields = (self.rope_base, self.rope_scaling, self.rotary_dim, self.rope_sections)
-        if any(field is not None for field in fields) or self.rope_sections_interleaved is not False:
+        fields = ("rope_base", "rope_scaling", "rotary_dim", "rope_sections", "rope_axes")
+        if any(getattr(self, name) is not None for name in fields) or self.rope_sections_interleaved is not False:
             self.check_rotary()
-            rotates, expected = self.rope_base is not None, "rope_base for rope_scaling=, rotary_dim= or rope_sections="
-            self.require(rotates, expected, "none", "set rope_base=")
+            *others, last = (f"{name}=" for name in fields[1:] if name in self.__dataclass_fields__)
+            expected = f"rope_base for {' or '.join([', '.join(others), last]) if others else last}"
+            self.require(self.rope_base is not None, expected, "none", "set rope_base=")
 
     def arguments(self) -> dict[str, Arg]:
         arguments = {
@@ -219,22 +252,36 @@ class Rotary(Config):
             "keep": Arg("b h t t", "keep", optional=True),
         }
         if self.max_positions is not None:
-            axes = "b t" if self.rope_sections is None else "a b t"
+            axes = "a b t" if self.position_sizes() else "b t"
             arguments["positions"] = Arg(axes, "integers", optional=True, below=self.max_positions)
         return arguments
 
     def check(self, dtype: str | None, **specs: Spec | None) -> dict[str, int]:
         fix = "set max_positions= above the largest position"
-        allowed = self.max_positions is not None or specs.get("positions") is None
-        self.require(allowed, "no positions without max_positions", "some", fix)
+        for name in ("positions", "added_positions"):
+            allowed = self.max_positions is not None or specs.get(name) is None
+            self.require(allowed, f"no {name} without max_positions", "some", fix)
         cos, sin = specs.pop("cos", None), specs.pop("sin", None)
         sizes = super().check(dtype, **specs)
         if cos is not None and sin is not None:
             self.check_cos_sin((cos, sin), sizes, dtype)
         return sizes
 
-    def check_cos_sin(self, pair: tuple[Spec, Spec], sizes: dict[str, int], dtype: str | None) -> None:
+    def check_cos_sin(
+        self,
+        pair: tuple[Spec, Spec],
+        sizes: dict[str, int],
+        dtype: str | None,
+        *,
+        stream: str = "",
+        letter: str = "t",
+    ) -> None:
         """Refuse cosines and sines that cannot be those of a call's positions.
+
+        Args:
+            pair, sizes, dtype: of the cosines and sines, of the call's axes, of the layer.
+            stream: what stands before the names of a stream's positions.
+            letter: the axis of these positions.
 
         Raises:
             ValueError: a shape that does not fit.
@@ -242,14 +289,15 @@ class Rotary(Config):
         """
         variant, compute_dtype = self.variant, "float64" if dtype == "float64" else "float32"
         require(self.rope_base is not None, variant, "no (cos, sin) without rope_base", "them", "set rope_base=")
-        b, t, pairs = sizes["b"], sizes["t"], self.rotary_width() // 2
-        for name, (shape, got) in zip(("cos", "sin"), pair, strict=True):
+        b, t, pairs = sizes["b"], sizes[letter], self.rotary_width() // 2
+        for name, (shape, got) in zip((f"{stream}cos", f"{stream}sin"), pair, strict=True):
             if got != compute_dtype:
                 raise TypeError(
                     f"{variant}: expected {name} of dtype {compute_dtype}, as it is computed in, got {got}; convert it"
                 )
             if shape[:-1] not in ((t,), (1, t), (b, t)) or shape[-1] not in (pairs, 2 * pairs):
-                expected = f"{name} of shape (t, r) or (b, t, r), with b={b}, t={t} and r={pairs} rotated pairs"
+                shapes = f"({letter}, r) or (b, {letter}, r)"
+                expected = f"{name} of shape {shapes}, with b={b}, {letter}={t} and r={pairs} rotated pairs"
                 fix = "make it by rotary_angles, or pass a model's, with each angle twice"
                 raise field_error(variant, expected, shape, fix)
         widths = tuple(shape[-1] for shape, _ in pair)
@@ -314,12 +362,15 @@ class Rotary(Config):
           another beyond it (Ding et al. 2024, arXiv:2402.13753).
         - proportional: the first pairs alone turn, rotary_dim / 2 of them, and slower by the factor, if there is one
           (Gemma 4).
+
+        With rope_axes each axis has those of its own width.
         """
         width, base, factor = self.rotary_width(), self.rope_base, self.rope_scaling_factor or 1.0
         original = self.original_max_positions or 1
         if self.rope_scaling == "dynamic" and length > original:
             base = base * (factor * length / original - (factor - 1)) ** (width / (width - 2))
-        frequencies = [base ** (-2 * i / width) for i in range(width // 2)]
+        widths = (width,) if self.rope_axes is None else self.rope_axes
+        frequencies = [base ** (-2 * i / n) for n in widths for i in range(n // 2)]
         if self.rope_scaling == "linear":
             frequencies = [f / factor for f in frequencies]
         elif self.rope_scaling == "yarn":
@@ -362,12 +413,17 @@ class Rotary(Config):
 def unpack_positions_pair(who: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call; a pair passed as `positions` becomes two arguments, `cos` and `sin`, and positions None.
 
+    One passed as `added_positions` becomes `added_cos` and `added_sin`.
+
     Raises:
         ValueError: positions that are neither an array nor a pair.
     """
-    positions = arguments["positions"]
-    if not isinstance(positions, tuple):
-        return arguments
-    expected, got = "positions as integers, or as a pair (cos, sin)", f"{len(positions)} arrays"
-    require(len(positions) == 2, who, expected, got, "make the pair by rotary_angles")
-    return {**arguments, "positions": None, "cos": positions[0], "sin": positions[1]}
+    unpacked = dict(arguments)
+    for name in ("positions", "added_positions"):
+        positions = arguments.get(name)
+        if isinstance(positions, tuple):
+            expected, got = f"{name} as integers, or as a pair (cos, sin)", f"{len(positions)} arrays"
+            require(len(positions) == 2, who, expected, got, "make the pair by rotary_angles")
+            stream = name.removesuffix("positions")
+            unpacked |= {name: None, f"{stream}cos": positions[0], f"{stream}sin": positions[1]}
+    return unpacked

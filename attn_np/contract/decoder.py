@@ -240,10 +240,10 @@ class Config(Rotary):
         self.require(self.shared_kv or given is None, f"no {given} in a layer with keys of its own", "some", fix)
         return super().check(dtype, **specs)
 
-    def check_cos_sin(self, pair: tuple[Spec, Spec], sizes: dict[str, int], dtype: str | None) -> None:
+    def check_cos_sin(self, pair: tuple[Spec, Spec], sizes: dict[str, int], dtype: str | None, **which: str) -> None:
         fits = self.temperature_growth is None
         self.require(fits, "positions as integers for temperature_growth=", "(cos, sin)", "pass those")
-        super().check_cos_sin(pair, sizes, dtype)
+        super().check_cos_sin(pair, sizes, dtype, **which)
 
     def scale_or_default(self, width: int) -> float:
         return width**0.5 if self.scale is None and self.norm == "l2" else super().scale_or_default(width)

@@ -55,6 +55,8 @@ class Config(Rotary, Heads):
         "partial rotary: exponents divide by rotary_dim (GPT-J, GPT-NeoX, Phi), not by the head's width",
         "with left padding positions start at the first real token, not at the first column",
         "'dynamic' and 'longrope' change all angles with the length: keys cached for one length do not fit another",
+        "positions on several axes: rope_sections deals out the frequencies of one head (M-RoPE), rope_axes gives each "
+        "axis its own (pictures)",
         "the values are not rotated",
     )
 
@@ -73,6 +75,7 @@ class Config(Rotary, Heads):
     rotary_dim: int | None = None
     rope_layout: str = "half"
     rope_sections: tuple[int, ...] | None = None
+    rope_axes: tuple[int, ...] | None = None
     max_positions: int | None = None
     rope_scaling: str | None = None
     rope_scaling_factor: float | None = None
@@ -151,5 +154,15 @@ EXAMPLES = {
         attention_factor=1.25,
         short_factor=(1.0, 1.5),
         long_factor=(1.25, 3.0),
+    ),
+    "axes": Config(
+        d_model=7,
+        num_heads=3,
+        head_dim=10,
+        value_head_dim=5,
+        use_bias=False,
+        rope_base=50.0,
+        rope_axes=(6, 4),
+        max_positions=13,
     ),
 }

@@ -29,16 +29,17 @@ from attn_np.ops import (
 Positions = Int[Array, "b t"] | Int[Array, "a b t"] | tuple[Float[Array, "..."], Float[Array, "..."]]
 
 
-def record_positions(tape: Tape, positions: Any) -> Any:
-    """The positions of a call, or the cosines and sines in their place, recorded."""
+def record_positions(tape: Tape, positions: Any, stream: str = "") -> Any:
+    """The positions of a call, or the cosines and sines in their place, recorded; `stream` begins their names."""
     if isinstance(positions, tuple):
-        return record(tape, cos=positions[0], sin=positions[1])
-    return record(tape, positions=positions)
+        return record(tape, **{f"{stream}cos": positions[0], f"{stream}sin": positions[1]})
+    return record(tape, **{f"{stream}positions": positions})
 
 
-def recorded_positions(tape: dict[str, Array]) -> Any:
+def recorded_positions(tape: dict[str, Array], stream: str = "") -> Any:
     """What `record_positions` recorded."""
-    return (tape["cos"], tape["sin"]) if "cos" in tape else tape.get("positions")
+    names = f"{stream}cos", f"{stream}sin"
+    return (tape[names[0]], tape[names[1]]) if names[0] in tape else tape.get(f"{stream}positions")
 
 
 @constant_like
@@ -136,7 +137,7 @@ def cos_sin_for(
     cos, sin = (take(table, positions, fits=True) for table in (cos_sin[0], cos_sin[1]))
     if positions.ndim == 2:
         return cos, sin
-    sections, interleaved = config.rope_sections, config.rope_sections_interleaved
+    sections, interleaved = config.pairs_of_axes(), config.rope_sections_interleaved
     cos, sin = (select_sections(x, sections, interleaved=interleaved) for x in (cos, sin))
     return cos, sin
 

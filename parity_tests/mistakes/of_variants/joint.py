@@ -1,10 +1,14 @@
 """Mistakes that stand in joint's own file, or that its examples alone can show."""
 
-from parity_tests.mistakes.plant import NUMPY, at
+from parity_tests.mistakes.plant import NUMPY, SHARED, at
+from parity_tests.mistakes.rotary import FREQUENCIES
 
-WHOLE = 'concatenate([k, normalize(self, norm, "added_k", added_k)], 1)'
-ADDED_K = 'normalize(self, norm, "added_k", added_k)'
-both, normed, last = (at("joint.py", "joint", example) for example in ("both", "normed", "last"))
+ADDED_K = 'self.placed(tape, "added_k", added_k, added_cos_sin)'
+ADDED_Q = 'self.placed(tape, "added_q", added_q, added_cos_sin)'
+WHOLE = f"concatenate([k, {ADDED_K}], 1)"
+ROTATED = "rotate(normed, cos, sin, c.rope_layout)"
+EXAMPLES = ("both", "normed", "last", "rotated", "half")
+both, normed, last, rotated, half = (at("joint.py", "joint", example) for example in EXAMPLES)
 MUTANTS = (
     both(
         "keys of the streams joined in another order than their values",
@@ -15,8 +19,8 @@ MUTANTS = (
     normed(
         "queries of the streams joined in another order than their outputs are taken",
         "take the outputs of both streams in the order in which their queries were joined",
-        'concatenate([q, normalize(self, norm, "added_q", added_q)], 1)',
-        'concatenate([normalize(self, norm, "added_q", added_q), q], 1)',
+        f"concatenate([q, {ADDED_Q}], 1)",
+        f"concatenate([{ADDED_Q}, q], 1)",
     ),
     both(
         "key projection of the first stream for both",
@@ -39,14 +43,14 @@ MUTANTS = (
     normed(
         "queries of a stream not normalised",
         "normalise the queries as well as the keys, in both streams",
-        'q, k = normalize(self, norm, "q", q), ',
+        'q, k = self.placed(tape, "q", q, cos_sin), ',
         "k = ",
     ),
     normed(
         "norm weight of the first stream's keys for those of the other",
         "queries and keys of each stream have norm weights of their own",
         ADDED_K,
-        'normalize(self, norm, "k", added_k)',
+        'self.placed(tape, "k", added_k, added_cos_sin)',
     ),
     last(
         "streams that attend to their own keys alone",
@@ -68,6 +72,51 @@ MUTANTS = (
         "keys and values come from the same words: add both gradients",
         "sum_grads(dkey, dvalue)",
         "dkey",
+        trees=NUMPY,
+    ),
+    rotated(
+        "text rotated by the picture's positions",
+        "give each stream positions of its own: those of the text are 0 in FLUX and behind the picture in Qwen-Image",
+        "cos_sin_for(c, added_positions, s, like=like)",
+        "cos_sin_for(c, concatenate([positions] * 5, -1)[..., :s], s, like=like)",
+    ),
+    half(
+        "text counted from 0 beside a picture that is counted from 0",
+        "count the second stream on from the end of the first, or pass positions of both",
+        "(cos[:, t:], sin[:, t:])",
+        "(cos[:, :s], sin[:, :s])",
+    ),
+    rotated(
+        "keys of the text not rotated where they have positions",
+        "rotate queries and keys of both streams; position 0 alone turns nothing",
+        ADDED_K,
+        'self.placed(tape, "added_k", added_k, (None, None))',
+    ),
+    rotated(
+        "queries and keys of both streams normalised after the rotation",
+        "normalise before the rotation: the norm's weights belong to numbers that are not yet turned",
+        ROTATED,
+        "normalize(self, c.qk_norm(), what, rotate(x, cos, sin, c.rope_layout))",
+    ),
+    rotated(
+        "numbers paired by halves where both streams pair neighbours",
+        "pair neighbours: FLUX and Qwen-Image view a head as (pairs, 2)",
+        ROTATED,
+        'rotate(normed, cos, sin, "half")',
+    ),
+    rotated(
+        "frequencies of one head shared among axes that have their own",
+        "give each axis of n dimensions the frequencies base^(-2i/n), from i = 0 on; M-RoPE alone deals out one head's",
+        FREQUENCIES,
+        f"({FREQUENCIES} if config.rope_axes is None else "
+        "config.rope_base ** (-2.0 * xp.arange(config.rotary_width() // 2, dtype=xp.float64) / config.rotary_width()))",
+        file=SHARED,
+    ),
+    rotated(
+        "gradients of both streams rotated forwards once more",
+        "the gradient of a rotation is the rotation by the negative angle",
+        "rotate(dx, cos, sin, c.rope_layout, inverse=True)",
+        "rotate(dx, cos, sin, c.rope_layout)",
         trees=NUMPY,
     ),
 )

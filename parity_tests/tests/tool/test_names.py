@@ -42,7 +42,7 @@ def test_no_name_has_two_answers() -> None:
         ("rwkv4", "in a few lines"),
         ("FOX", 'build("forgetting")'),
         ("bahdanau attention", "additive"),
-        ("FLUX joint attention", "in a few lines"),
+        ("FLUX joint attention", "rope_axes=(16, 56, 56)"),
         ("Swin Transformer V2", 'build("swin", version=2)'),
         ("Perceiver IO", "the latents as the query"),
         ("sLSTM", "not here"),

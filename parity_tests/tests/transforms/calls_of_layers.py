@@ -167,4 +167,15 @@ def _(o: Bench, x: Any, n: Any) -> Any:
     return y, last.swapaxes(0, 1)
 
 
+LAYERS["joint, rope_axes="] = "joint", HEADS | {"rope_base": 50.0, "rope_axes": (2, 2), "max_positions": 16}
+
+
+@call("joint, rope_axes=")
+def _(o: Bench, x: Any, n: Any) -> Any:
+    """The second stream is the first without its first position."""
+    given = on_two_axes(o, n, x.shape[1])
+    named = {"positions": given, "added_positions": given[..., 1:]}
+    return o.layers["joint, rope_axes="](words(x), words(x)[:, 1:], **named)
+
+
 STEPS = [name for name in CALLS if steps(name)]

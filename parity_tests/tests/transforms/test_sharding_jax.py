@@ -402,7 +402,7 @@ def main(names: list[str]) -> None:
                 case [kind, "in blocks", variant, example, call]:
                     found[name] = layer_in_blocks(meshes[kind], variant, example, call)
                 case [kind, "with positions", variant, example]:
-                    found[name] = layer(meshes[kind], variant, example, ("positions",))
+                    found[name] = layer(meshes[kind], variant, example, ("positions", "added_positions"))
                 case [kind, "grid", variant, example]:
                     found[name] = layer(meshes[kind], variant, example)
                 case [kind, path, case, heads]:

@@ -45,6 +45,9 @@ def crossing(c: Any, width: int, turns: float) -> float:
 
 def published(c: Any, width: int, length: int) -> list[float]:
     """theta of every pair."""
+    axes = getattr(c, "rope_axes", None)
+    if axes is not None:  # each has those of its own width
+        return [exp(-2 * i / n * log(c.rope_base)) for n in axes for i in range(n // 2)]
     base, s, original = c.rope_base, c.rope_scaling_factor or 1.0, c.original_max_positions or 1
     if c.rope_scaling == "dynamic":
         base *= (s * max(length, original) / original - (s - 1)) ** (width / (width - 2))
@@ -90,11 +93,11 @@ def stretch(c: Any) -> float:
 def turned(c: Any, x: list[float], places: Any, thetas: list[float]) -> list[float]:
     """Each pair as a complex number, times e^(i m theta); m is the position on the axis of the pair's section."""
     out, n = list(x), len(thetas)
-    on_axis = [places] * n
+    on_axis, counts = [places] * n, c.rope_sections or [m // 2 for m in c.rope_axes or ()]
     if isinstance(places, list):
-        on_axis = [place for place, count in zip(places, c.rope_sections, strict=True) for _ in range(count)]
+        on_axis = [place for place, count in zip(places, counts, strict=True) for _ in range(count)]
     if isinstance(places, list) and c.rope_sections_interleaved:
-        left = list(c.rope_sections)
+        left = list(counts)
         for i in range(n):
             axis = i % len(left) if left[i % len(left)] else 0
             on_axis[i], left[axis] = places[axis], left[axis] - 1
