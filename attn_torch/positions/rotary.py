@@ -119,15 +119,15 @@ def cos_sin_for(
     """
     if config.rope_base is None:
         return None, None
-    layout = layout or config.rope_layout
+    pair_layout: str = layout or config.rope_layout
     if isinstance(positions, tuple):
         cos, sin = (x if x.ndim == 3 else x[None] for x in positions)
         if 2 * cos.shape[-1] != config.rotary_width():
             cos, sin = angles_once(config, cos, sin)
-        return for_heads(cos, sin, layout)
+        return for_heads(cos, sin, pair_layout)
     if positions is None:
         length = max(t, 1) if step is None else step.cache.max_length
-        cos_sin = cos_sin_table(config, length, length, dtype_name(like), layout, like=like)
+        cos_sin = cos_sin_table(config, length, length, dtype_name(like), pair_layout, like=like)
         if real is None and (step is None or step.like_full_pass):  # positions that follow each other: views
             start: Any = 0 if step is None else step.start
             cos, sin = cos_sin[:, None, start : start + t, None]
@@ -145,7 +145,7 @@ def cos_sin_for(
     if positions.ndim == 3:
         sections, interleaved = config.rope_sections, config.rope_sections_interleaved
         cos, sin = (select_sections(x, sections, interleaved=interleaved) for x in (cos, sin))
-    return for_heads(cos, sin, layout)
+    return for_heads(cos, sin, pair_layout)
 
 
 def angles_once(config: Any, cos: Array, sin: Array) -> tuple[Array, Array]:
