@@ -34,7 +34,7 @@ def rotate_maps(x: Array, cos: Array | None, sin: Array | None, layout: str, *, 
     """Queries or keys, `b t h r k`, rotated by their positions, those of both maps by the same angles."""
     if cos is None or sin is None:
         return x
-    return rotate(x, cos[:, :, None, None], sin[:, :, None, None], layout, inverse=inverse)
+    return rotate(x, cos[:, :, None], sin[:, :, None], layout, inverse=inverse)
 
 
 class DifferentialAttention(Layer[Config]):

@@ -1,7 +1,7 @@
 """Multi-head latent attention: all heads' keys and values are made from one small latent per position."""
 
 from math import sqrt
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from jaxtyping import Float
@@ -44,18 +44,18 @@ class MultiHeadLatentAttention(Layer[Config]):
     b_index_norm: Float[Array, "m"] | None
     w_index_heads: Float[Array, "d r"] | None
 
-    def choose(
-        self, call: AttentionCall, query: Array, q_latent: Array, key: Array, cos: Array | None, sin: Array | None
-    ) -> Array | None:
+    def choose(self, call: AttentionCall, query: Array, q_latent: Array, key: Array, positions: Any) -> Array | None:
         """The keys that the indexer chooses for each query, `b t n`; None without an indexer."""
         c, w_q, w_k, w_heads = self.config, self.w_index_q, self.w_index_k, self.w_index_heads
         if w_q is None or w_k is None or w_heads is None or c.index_keys is None:
             return None
-        index_q = rotate(linear("bte,erm->btrm", q_latent, w_q, None), cos, sin, c.index_rope_layout)
+        layout, step = c.index_rope_layout, call.step
+        cos, sin = cos_sin_for(c, positions, call.sizes["t"], like=query, step=step, layout=layout)
+        index_q = rotate(linear("bte,erm->btrm", q_latent, w_q, None), cos, sin, layout)
         weights = linear("btd,dr->btr", query, w_heads, None) / sqrt(index_q.shape[2] * index_q.shape[3])
         index_k = linear("bsd,dm->bsm", key, w_k, None)
         index_k = layer_norm(index_k, self.w_index_norm, self.b_index_norm, c.index_norm_eps)
-        index_k = record(call.tape, index_k=rotate(index_k, cos, sin, c.index_rope_layout))
+        index_k = record(call.tape, index_k=rotate(index_k, cos, sin, layout))
         index_q, weights = record(call.tape, index_q=index_q, index_weights=weights)
         return choose_by_indexer(call, index_q, call.cached(index_k=index_k), weights, c.index_keys)
 
@@ -92,7 +92,7 @@ class MultiHeadLatentAttention(Layer[Config]):
             k = einsum("bsz,zhq->bshq", latent, self.w_uk)
             k = concatenate([k, expand_to_heads(k_rot, k)], -1)
             v = einsum("bsz,zhv->bshv", latent, self.w_uv)
-        chosen = self.choose(call, query, q_latent, key, cos, sin)
+        chosen = self.choose(call, query, q_latent, key, positions)
         if chosen is None:
             context = call.attend(q, k, v, scale=c.score_scale())
         else:

@@ -83,6 +83,11 @@ def concatenate(arrays: Sequence[Array], axis: int) -> Array:
     return jnp.concatenate(arrays, axis)
 
 
+def roll_last(x: Array, n: int) -> Array:
+    """x with the last n entries of its last axis moved to the front."""
+    return concatenate([x[..., -n:], x[..., :-n]], -1)
+
+
 def expand_to_heads(x: Array, like: Array) -> Array:
     """What all heads share, `b s y`, once for each head of `like`, `b s h k`: `b s h y`.
 
@@ -490,6 +495,5 @@ def scan(
     step = jax.checkpoint(body, prevent_cse=False) if recompute_with else body
     turn = lambda carry, xs: step(carry, xs, *recompute_with)  # noqa: E731
     carry, stacked = jax.lax.scan(turn, sharded_as_after(turn, carry, xs), xs, reverse=reverse)
-    stacked = tuple(jnp.moveaxis(y, 0, 1) for y in stacked)
-    out = record(tape, **dict(zip(names, stacked, strict=True)))
+    out = record(tape, **{name: jnp.moveaxis(y, 0, 1) for name, y in zip(names, stacked, strict=True)})
     return carry, out if isinstance(out, tuple) else (out,)

@@ -84,6 +84,11 @@ def reorder(x: Array, order: Sequence[int]) -> Array:
     return x.transpose(order)
 
 
+def roll_last(x: Array, n: int) -> Array:
+    """x with the last n entries of its last axis moved to the front."""
+    return concatenate([x[..., -n:], x[..., :-n]], -1)
+
+
 def expand_to_heads(x: Array, like: Array) -> Array:
     """What all heads share, `b s y`, once for each head of `like`, `b s h k`: `b s h y`."""
     return broadcast_to(x[:, :, None], (*like.shape[:3], x.shape[-1]))
@@ -364,7 +369,7 @@ def linear(subscripts: str, x: Array, weight: Array, bias: Array | None) -> Arra
 def sigmoid(x: Array) -> Array:
     """1 / (1 + exp(-x)), computed from exp(-|x|), which cannot overflow."""
     small = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1.0, small) / (1.0 + small)
+    return np.maximum(small, x >= 0) / (1.0 + small)  # 1 where x >= 0; np.where takes ten times as long
 
 
 @dispatches_on_array_type
@@ -484,8 +489,7 @@ def scan(
         carry, ys = body(carry, tuple(None if x is None else x[:, i] for x in xs), *recompute_with)
         carry, ys = tap_step(tape, names, i, carry, ys)
         step_ys.append(ys)
-    if reverse:
-        step_ys.reverse()
+    step_ys = step_ys[::-1] if reverse else step_ys
     stacked = tuple(np.stack(y, axis=1) for y in zip(*step_ys, strict=True))
     if not stacked:  # no steps: run one on zeros, for shapes and dtypes alone
         blank = (None if x is None else np.zeros((x.shape[0], *x.shape[2:]), x.dtype) for x in xs)

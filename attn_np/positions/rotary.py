@@ -4,6 +4,7 @@ from typing import Any
 
 from jaxtyping import Float, Int
 
+import attn_np.ops as ops
 from attn_np.attention.decode import DecodeStep
 from attn_np.attention.masks import token_positions
 from attn_np.ops import (
@@ -19,8 +20,8 @@ from attn_np.ops import (
     dtype_name,
     known_range,
     record,
+    roll_last,
     signed,
-    stack,
     take,
     where,
 )
@@ -43,12 +44,14 @@ def recorded_positions(tape: dict[str, Array], stream: str = "") -> Any:
 
 
 @constant_like
-def cos_sin_table(xp: Any, config: Any, count: int, length: int, dtype: str) -> Any:
+def cos_sin_table(xp: Any, config: Any, count: int, length: int, dtype: str, layout: str | None = None) -> Any:
     """Cosines and sines of positions 0 .. count - 1 in a pass over `length` of them, made in float64 and rounded once:
-    a float32 angle would be wrong by 1e-3 at position 100 000.
+    a float32 angle would be wrong by 1e-3 at position 100 000. With a layout, as `for_both` gives them.
     """
     angles = xp.arange(count, dtype=xp.float64)[:, None] * xp.asarray(config.frequencies(length), dtype=xp.float64)
     cos_sin = xp.stack([xp.cos(angles), xp.sin(angles)]) * config.cos_sin_factor()
+    if layout is not None:
+        cos_sin = xp.stack(for_both(cos_sin[0], cos_sin[1], layout, xp))
     return xp.asarray(cos_sin, dtype=getattr(xp, dtype))
 
 
@@ -102,8 +105,10 @@ def cos_sin_for(
     like: Array,
     step: DecodeStep | None = None,
     real: Array | None = None,
+    layout: str | None = None,
 ) -> tuple[Array | None, Array | None]:
-    """Cosines and sines of new positions, each `b t r`, with r half the rotated width; None without a base.
+    """Cosines and sines of new positions for `rotate`, each `b t 1 k` with k the rotated width, in the config's layout
+    of pairs or in `layout`; None without a base.
 
     By default the positions are those of `token_positions`, and the tables are for the length of the pass or the
     `max_length` of the cache, so that all keys in it agree. For positions that a full pass is given the length is the
@@ -115,31 +120,33 @@ def cos_sin_for(
     """
     if config.rope_base is None:
         return None, None
+    pair_layout: str = layout or config.rope_layout
     if isinstance(positions, tuple):
         cos, sin = (x if x.ndim == 3 else x[None] for x in positions)
-        return (cos, sin) if 2 * cos.shape[-1] == config.rotary_width() else angles_once(config, cos, sin)
+        if 2 * cos.shape[-1] != config.rotary_width():
+            cos, sin = angles_once(config, cos, sin)
+        return for_heads(cos, sin, pair_layout)
     if positions is None:
         length = max(t, 1) if step is None else step.cache.max_length
-        cos_sin = cos_sin_table(config, length, length, dtype_name(like), like=like)
+        cos_sin = cos_sin_table(config, length, length, dtype_name(like), pair_layout, like=like)
         if real is None and (step is None or step.like_full_pass):  # positions that follow each other: views
             start: Any = 0 if step is None else step.start
-            cos, sin = cos_sin[:, None, start : start + t]
+            cos, sin = cos_sin[:, None, start : start + t, None]
             return cos, sin
         unclipped = token_positions(t, t, like=like, step=step)[0] if real is None else cumsum(real, 1) - 1
-        positions = clip(unclipped, 0, length - 1)
-    else:
-        positions = signed(positions)
-        known = known_range(positions)
-        if known is not None:
-            config.check_position_range(*known)
-        length = None if step is None else step.cache.max_length
-        cos_sin = cos_sin_table_for(config, positions, known, dtype_name(like), like=like, length=length)
+        cos, sin = (take(table, clip(unclipped, 0, length - 1), fits=True) for table in (cos_sin[0], cos_sin[1]))
+        return cos[:, :, None], sin[:, :, None]
+    positions = signed(positions)
+    known = known_range(positions)
+    if known is not None:
+        config.check_position_range(*known)
+    length = None if step is None else step.cache.max_length
+    cos_sin = cos_sin_table_for(config, positions, known, dtype_name(like), like=like, length=length)
     cos, sin = (take(table, positions, fits=True) for table in (cos_sin[0], cos_sin[1]))
-    if positions.ndim == 2:
-        return cos, sin
-    sections, interleaved = config.pairs_of_axes(), config.rope_sections_interleaved
-    cos, sin = (select_sections(x, sections, interleaved=interleaved) for x in (cos, sin))
-    return cos, sin
+    if positions.ndim == 3:
+        sections, interleaved = config.pairs_of_axes(), config.rope_sections_interleaved
+        cos, sin = (select_sections(x, sections, interleaved=interleaved) for x in (cos, sin))
+    return for_heads(cos, sin, pair_layout)
 
 
 def angles_once(config: Any, cos: Array, sin: Array) -> tuple[Array, Array]:
@@ -165,22 +172,44 @@ def split_pairs(x: Array, n: int, layout: str) -> tuple[Array, Array]:
     return (x[..., :n], x[..., n : 2 * n]) if layout == "half" else (x[..., : 2 * n : 2], x[..., 1 : 2 * n : 2])
 
 
+def join_pairs(a: Array, b: Array, layout: str, xp: Any = ops) -> Array:
+    """The first and the second numbers of pairs in one axis: `split_pairs` in reverse."""
+    n = a.shape[-1]
+    return xp.concatenate([a, b], -1) if layout == "half" else xp.stack([a, b], -1).reshape((*a.shape[:-1], 2 * n))
+
+
+def swap_pairs(x: Array, layout: str) -> Array:
+    """x with the two numbers of each pair swapped: (a, b) becomes (b, a)."""
+    n = x.shape[-1] // 2
+    return roll_last(x, n) if layout == "half" else roll_last(x.reshape((*x.shape[:-1], n, 2)), 1).reshape(x.shape)
+
+
+def for_both(cos: Array, sin: Array, layout: str, xp: Any = ops) -> tuple[Array, Array]:
+    """Cosines and sines of pairs, for the first and the second number of each: (cos, cos) and (-sin, sin)."""
+    return join_pairs(cos, cos, layout, xp), join_pairs(-sin, sin, layout, xp)
+
+
+def for_heads(cos: Array, sin: Array, layout: str) -> tuple[Array, Array]:
+    """What `rotate` takes for cosines and sines of pairs, `b t r`: for both numbers of each, in all heads."""
+    cos, sin = for_both(cos, sin, layout)
+    return cos[:, :, None], sin[:, :, None]
+
+
 def rotate(x: Array, cos: Array | None, sin: Array | None, layout: str, *, inverse: bool = False) -> Array:
     """x with pairs of the first dimensions of its last axis rotated: (a, b) becomes (a cos - b sin, b cos + a sin).
 
-    A pair is dimension i of the first half and of the second ("half"), or two neighbours ("interleaved"). Gradients
-    rotate back, by the negative angles.
+    That is (a, b) times (cos, cos) and (b, a) times (-sin, sin), which `cos_sin_for` gives. A pair is dimension i of
+    the first half and of the second ("half"), or two neighbours ("interleaved"). Gradients rotate back, by the
+    negative angles.
     """
     if cos is None or sin is None:
         return x
-    n = cos.shape[-1]
-    if x.ndim == 4:
-        cos, sin = cos[:, :, None], sin[:, :, None]
-    a, b = split_pairs(x, n, layout)
-    sin = -sin if inverse else sin
-    a, b = a * cos - b * sin, b * cos + a * sin
-    rotated = concatenate([a, b], -1) if layout == "half" else stack([a, b], -1).reshape((*a.shape[:-1], 2 * n))
-    return rotated if x.shape[-1] == 2 * n else concatenate([rotated, x[..., 2 * n :]], -1)
+    if x.ndim == 3:  # without heads
+        cos, sin = cos[:, :, 0], sin[:, :, 0]
+    width = cos.shape[-1]
+    turned = x if x.shape[-1] == width else x[..., :width]
+    rotated = turned * cos + swap_pairs(turned, layout) * (-sin if inverse else sin)
+    return rotated if turned is x else concatenate([rotated, x[..., width:]], -1)
 
 
 def query_scale_table(growth: float, interval: int, count: int, *, like: Array) -> Array:

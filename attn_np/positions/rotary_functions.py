@@ -134,6 +134,7 @@ def rotate(
         array_specs["x"], array_specs["cos"], array_specs["sin"], layout, dtype_name(wide)
     )
     cos, sin = (y[None] if y.ndim == 2 else y for y in (cos, sin))
+    cos, sin = rotary.for_heads(cos, sin, layout)
     return to_dtype(rotary.rotate(wide, cos, sin, layout, inverse=inverse), dtype_name(x))
 
 
@@ -164,7 +165,7 @@ def rotate_call_vjp(
     has_angles = sin is not None
     cos, sin = resolve_cos_sin(upcast(x), cos, sin, **options)
     batched = [y[None] if y.ndim == 2 else y for y in (cos, sin)]
-    dx = rotary.rotate(dy, batched[0], batched[1], layout, inverse=not inverse)
+    dx = rotary.rotate(dy, *rotary.for_heads(batched[0], batched[1], layout), layout, inverse=not inverse)
     if not has_angles:
         return {"x": dx}
     n, wide = cos.shape[-1], upcast(x)

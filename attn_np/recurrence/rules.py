@@ -13,6 +13,7 @@ from attn_np.ops import (
     einsum,
     group_heads,
     is_longer,
+    lengths_are_numbers,
     record,
     remat,
     scan,
@@ -33,7 +34,8 @@ def to_chunks(x: Array, chunk_size: int, fill: float = 0.0) -> Array:
     """Chunks as batch rows, the last one padded."""
     b, t, *rest = x.shape
     n = -(-t // chunk_size)
-    x = concatenate([x, fill + zeros((b, n * chunk_size - t, *rest), x)], 1)
+    if not lengths_are_numbers() or n * chunk_size != t:  # to join nothing would be a copy
+        x = concatenate([x, fill + zeros((b, n * chunk_size - t, *rest), x)], 1)
     # b (n c) ... -> (b n) c ..., in two steps, each of which JAX can follow on a mesh with explicit axes
     return x.reshape(b, n, chunk_size, *rest).reshape(b * n, chunk_size, *rest)
 
@@ -283,8 +285,14 @@ def chunked_form(
         state = decayed + einsum("bcgk,bcgv->bgkv", k_to_end, v_new)
         return state, (v_new, state)
 
-    xs = with_chunk_axis(b, t, chunk_size, scaled_by(k, to_end), w, u, chunk_decay)
-    final_state, (v_new, states_after) = scan(body, initial_state, xs, names=("v_new", "states"), tape=tape)
+    # No name holds the arrays that only the loop needs.
+    final_state, (v_new, states_after) = scan(
+        body,
+        initial_state,
+        with_chunk_axis(b, t, chunk_size, scaled_by(k, to_end), w, u, chunk_decay),
+        names=("v_new", "states"),
+        tape=tape,
+    )
     states_before = concatenate([initial_state[:, None], states_after], 1)[:, :-1]
     states_before = record(tape, states_before=states_before.reshape(q.shape[0], *initial_state.shape[1:]))
     out = einsum("btgrs,bsgv->btgrv", scores, v_new.reshape(v.shape))
@@ -362,7 +370,7 @@ def chunked_form_vjp(
     chunk_decay, v_new = None if from_start is None else from_start[:, -1], tape["v_new"].reshape(v.shape)
     from_start_per_row = None if from_start is None else from_start[:, :, :, None]
     dscores, dv_new = einsum_vjp("btgrs,bsgv->btgrv", tape["scores"], v_new, dout)
-    dq_decayed, dstates_before = einsum_vjp("btgrk,bgkv->btgrv", scaled_by(q, from_start_per_row), states_before, dout)
+    dq_decayed, dstates = einsum_vjp("btgrk,bgkv->btgrv", scaled_by(q, from_start_per_row), states_before, dout)
     dproducts = where(causal_mask(chunk_size, q)[:, None, None], record(tape, dscores=dscores), 0.0)
 
     def body(dstate, xs):
@@ -373,11 +381,10 @@ def chunked_form_vjp(
         dstate = dstate if w is None else dstate - einsum("bcgk,bcgv->bgkv", w, dv_new)
         return dstate, (dv_new, dk_to_end, dchunk_decay)
 
-    xs = with_chunk_axis(
-        b, t, chunk_size, dv_new, dstates_before, scaled_by(k, to_end), w, v_new, chunk_decay, states_before
-    )
+    xs = with_chunk_axis(b, t, chunk_size, dv_new, dstates, scaled_by(k, to_end), w, v_new, chunk_decay, states_before)
     names = ("dv_new", "dk_to_end", "dchunk_decay")
     dinitial_state, (dv_new, dk_to_end, dchunk_decay) = scan(body, dfinal_state, xs, names=names, reverse=True)
+    del xs, dstates  # as large as the states, and not read again
     dv_new, dk_to_end = dv_new.reshape(v.shape), dk_to_end.reshape(k.shape)
     dfrom_start_by_erasing, derasing, derase_key, dbeta_v = 0.0, None, None, dv_new
     if erasing is not None:

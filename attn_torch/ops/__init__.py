@@ -92,6 +92,11 @@ def to_device_of(x: Array, like: Array) -> Array:
     return DTensor.from_local(x, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
+def roll_last(x: Array, n: int) -> Array:
+    """x with the last n entries of its last axis moved to the front."""
+    return torch.roll(x, n, -1)
+
+
 def expand_to_heads(x: Array, like: Array) -> Array:
     """What all heads share, `b s y`, once for each head of `like`, `b s h k`: `b s h y`."""
     return broadcast_to(x[:, :, None], (*like.shape[:3], x.shape[-1]))

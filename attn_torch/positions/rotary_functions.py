@@ -132,6 +132,7 @@ def rotate(
         array_specs["x"], array_specs["cos"], array_specs["sin"], layout, dtype_name(wide)
     )
     cos, sin = (y[None] if y.ndim == 2 else y for y in (cos, sin))
+    cos, sin = rotary.for_heads(cos, sin, layout)
     return to_dtype(rotary.rotate(wide, cos, sin, layout, inverse=inverse), dtype_name(x))
 
 

@@ -10,6 +10,7 @@ from attn_torch.ops import (
     einsum,
     group_heads,
     is_longer,
+    lengths_are_numbers,
     record,
     remat,
     scan,
@@ -29,7 +30,8 @@ def to_chunks(x: Array, chunk_size: int, fill: float = 0.0) -> Array:
     """Chunks as batch rows, the last one padded."""
     b, t, *rest = x.shape
     n = -(-t // chunk_size)
-    x = concatenate([x, fill + zeros((b, n * chunk_size - t, *rest), x)], 1)
+    if not lengths_are_numbers() or n * chunk_size != t:  # to join nothing would be a copy
+        x = concatenate([x, fill + zeros((b, n * chunk_size - t, *rest), x)], 1)
     # b (n c) ... -> (b n) c ..., in two steps, each of which JAX can follow on a mesh with explicit axes
     return x.reshape(b, n, chunk_size, *rest).reshape(b * n, chunk_size, *rest)
 
@@ -197,8 +199,14 @@ def chunked_form(
         state = decayed + einsum("bcgk,bcgv->bgkv", k_to_end, v_new)
         return state, (v_new, state)
 
-    xs = with_chunk_axis(b, t, chunk_size, scaled_by(k, to_end), w, u, chunk_decay)
-    final_state, (v_new, states_after) = scan(body, initial_state, xs, names=("v_new", "states"), tape=tape)
+    # No name holds the arrays that only the loop needs.
+    final_state, (v_new, states_after) = scan(
+        body,
+        initial_state,
+        with_chunk_axis(b, t, chunk_size, scaled_by(k, to_end), w, u, chunk_decay),
+        names=("v_new", "states"),
+        tape=tape,
+    )
     states_before = concatenate([initial_state[:, None], states_after], 1)[:, :-1]
     states_before = record(tape, states_before=states_before.reshape(q.shape[0], *initial_state.shape[1:]))
     out = einsum("btgrs,bsgv->btgrv", scores, v_new.reshape(v.shape))

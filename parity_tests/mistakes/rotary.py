@@ -33,8 +33,8 @@ MUTANTS = (
     yarn(
         "rotary angles the wrong way round",
         "turn (a, b) to (a cos - b sin, b cos + a sin), queries and keys alike",
-        "a * cos - b * sin, b * cos + a * sin",
-        "a * cos + b * sin, b * cos - a * sin",
+        "join_pairs(-sin, sin, layout, xp)",
+        "join_pairs(sin, -sin, layout, xp)",
     ),
     yarn(
         "rotary angles in float32",
@@ -70,10 +70,10 @@ MUTANTS = (
     yarn(
         "cosines and sines repeated in pairs, numbers paired by halves",
         "give both halves the same angles: cat((freqs, freqs), -1) with rotate_half, repeat_interleave with neighbours",
-        "a, b = a * cos - b * sin, b * cos + a * sin",
-        "two = [stack([f, f], -1).reshape((*f.shape[:-1], 2 * n)) if layout == 'half' else concatenate([f, f], -1) "
-        "for f in (cos, sin)]\n    (c, d), (e, f) = ([y[..., :n], y[..., n:]] if layout == 'half' else [y[..., ::2], "
-        "y[..., 1::2]] for y in two)\n    a, b = a * c - b * e, b * d + a * f",
+        "return join_pairs(cos, cos, layout, xp), join_pairs(-sin, sin, layout, xp)",
+        "other = 'interleaved' if layout == 'half' else 'half'\n"
+        "    signs = join_pairs(0 * sin - 1, 0 * sin + 1, layout, xp)\n"
+        "    return join_pairs(cos, cos, other, xp), join_pairs(sin, sin, other, xp) * signs",
     ),
     at(SHARED, "rotary", "longrope")(
         "rotary frequencies by the width of the head where a part of it is rotated",
@@ -143,8 +143,9 @@ MUTANTS = (
     interleaved(
         "rotated along the heads",
         BY_POSITION,
-        "cos, sin = cos[:, :, None], sin[:, :, None]",
-        "cos, sin = cos[:, None, : x.shape[2]], sin[:, None, : x.shape[2]]",
+        "    width = cos.shape[-1]\n",
+        "    if x.ndim == 4:\n        cos, sin = (y.swapaxes(1, 2)[:, :, : x.shape[2]] for y in (cos, sin))\n"
+        "    width = cos.shape[-1]\n",
     ),
     interleaved(
         "rotary gradient turned forwards once more",

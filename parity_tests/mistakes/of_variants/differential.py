@@ -6,7 +6,7 @@ PROBS, NORMED = (
     "probs=maps[:, :, 0] - lambda_full[:, None, None] * maps[:, :, 1]",
     "rms_norm(context, self.w_norm, c.norm_eps) * (1.0 - c.lambda_init_value())",
 )
-TURNED = "return rotate(x, cos[:, :, None, None], sin[:, :, None, None], layout, inverse=inverse)"
+TURNED = "return rotate(x, cos[:, :, None], sin[:, :, None], layout, inverse=inverse)"
 FACTOR = "lambda_full=lambda_exps[:1] - lambda_exps[1:] + c.lambda_init_value()"
 first, causal, numbers = (at("differential.py", "differential", x) for x in ("cross", "causal", "numbers"))
 MUTANTS = (

@@ -65,14 +65,14 @@ MUTANTS = (
     indexed(
         "queries of the indexer not turned",
         "turn the first rope_dim numbers of the indexer's queries by their positions, as of its key",
-        'index_q = rotate(linear("bte,erm->btrm", q_latent, w_q, None), cos, sin, c.index_rope_layout)',
+        'index_q = rotate(linear("bte,erm->btrm", q_latent, w_q, None), cos, sin, layout)',
         'index_q = linear("bte,erm->btrm", q_latent, w_q, None)',
     ),
     indexed(
         "indexer turns the pairs of the other layout",
         "DeepSeek-V3.2's indexer turns halves although its attention turns neighbours; GLM-5's turns neighbours",
-        "index_k=rotate(index_k, cos, sin, c.index_rope_layout)",
-        'index_k=rotate(index_k, cos, sin, "half")',
+        "layout, step = c.index_rope_layout, call.step",
+        'layout, step = "half", call.step',
     ),
     indexed(
         "key of the indexer normed without its mean",

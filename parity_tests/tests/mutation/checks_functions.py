@@ -665,6 +665,14 @@ def normed(alias: str) -> None:
             claim(compare(array, want[name])["ratio"] <= 1, f"{name} {kind} {over} {weight}")
 
 
+def for_rotate(cos: Any, sin: Any, layout: str) -> tuple[Any, Any]:
+    """Cosines and sines of pairs, `b t r`, for both numbers of each pair, in all heads: `b t 1 k`."""
+    n = cos.shape[-1]
+    order = [*range(n), *range(n)] if layout == "half" else [i // 2 for i in range(2 * n)]
+    signs = np.array([-1, 1]).repeat(n) if layout == "half" else np.array([-1, 1] * n)
+    return cos[..., order][:, :, None], (sin[..., order] * signs.astype(sin.dtype))[:, :, None]
+
+
 def turned(alias: str) -> None:
     """Tables are rounded once and made for known positions only; without a head axis the same; no base, no turning."""
     config: Any = contract.examples("rotary")["longrope"]
@@ -683,10 +691,15 @@ def turned(alias: str) -> None:
         angles = np.arange(length)[:, None] * np.array(config.frequencies(length))
         want = [(f(angles) * config.cos_sin_factor()).astype(like.dtype) for f in (np.cos, np.sin)]
         for positions in (np.array([[0, 12, 5]]), np.zeros((2, 0), int)):
-            found = parts.cos_sin_for(config, positions, positions.shape[1], like=like)
-            claim(all(same(a, b[positions]) for a, b in zip(found, want, strict=True)), "tables")
+            for layout in (None, "half", "interleaved"):
+                found = parts.cos_sin_for(config, positions, positions.shape[1], like=like, layout=layout)
+                both = for_rotate(want[0][positions], want[1][positions], layout or config.rope_layout)
+                claim(all(same(a, b) for a, b in zip(found, both, strict=True)), "tables")
         for layout in ("half", "interleaved"):
-            cos, sin = (table[np.array([[3, 1, 4]])] for table in want)
+            cos, sin = for_rotate(want[0][[[3, 1, 4]]], want[1][[[3, 1, 4]]], layout)
+            found = parts.cos_sin_for(config, None, 13, like=like, layout=layout)
+            both = for_rotate(want[0][None], want[1][None], layout)
+            claim(all(same(a, b) for a, b in zip(found, both, strict=True)), "positions that follow each other")
             for back in (False, True):
                 whole = parts.rotate(like, cos, sin, layout, inverse=back)
                 claim(
@@ -699,7 +712,7 @@ def turned(alias: str) -> None:
             ("half", [(i, n + i) for i in range(n)]),
             ("interleaved", [(2 * i, 2 * i + 1) for i in range(n)]),
         ):
-            found, want = parts.rotate(x, cos, sin[None], layout), x.copy()
+            found, want = parts.rotate(x, *for_rotate(cos, sin[None], layout), layout), x.copy()
             for i, (one, two) in enumerate(pairs):
                 c, s = cos[:, :, None, i], sin[None][:, :, None, i]
                 want[..., one] = x[..., one] * c - x[..., two] * s

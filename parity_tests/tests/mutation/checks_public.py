@@ -190,12 +190,12 @@ def rotated_by_angles(alias: str) -> None:
     found = package.rotary_angles(three, 14, dtype="float64", sections=(4, 1, 2), sections_interleaved=True)[0]
     dealt = zip(np.moveaxis(found, -1, 0), (0, 1, 2, 0, 0, 2, 0), strict=True)
     claim(all(same(x, each[axis][..., i]) for i, (x, axis) in enumerate(dealt)), "sections in turn")
-    rng = np.random.default_rng(2)
+    rng, parts = np.random.default_rng(2), Parts(alias)
     for layout in ("half", "interleaved"):
         for shape in ((2, 4, 3, 7), (2, 4, 6)):
             x = rng.normal(size=shape)
             y, pull = package.value_and_vjp(package.rotate, x, *plain, layout=layout)
-            claim(same(y, Parts(alias).rotate(x, *plain, layout)), "turned")
+            claim(same(y, parts.rotate(x, *parts.for_heads(*plain, layout), layout)), "turned")
             back = package.rotate(y, *plain, layout=layout, inverse=True)
             gradients = pull(y).inputs
             claim(same(gradients["x"], back) and list(gradients) == ["x", "cos", "sin"], "the gradient turns back")
