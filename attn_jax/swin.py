@@ -28,6 +28,7 @@ from attn_jax.ops import (
     where,
     zeros,
 )
+from attn_jax.positions.relative import grid_offsets
 from attn_np.contract._patterns import Documents
 from attn_np.contract.swin import Config
 
@@ -96,15 +97,6 @@ def regions(b: int, c: Config, like: Array) -> Array:
     return to_windows(broadcast_to(number, (b, rows, columns, 1)), c)[:, :, 0]
 
 
-def relative_index(c: Config, like: Array) -> Array:
-    """The row of the bias table for each query and key of a window: `t s`."""
-    rows, columns = c.window_sides()
-    position = arange(rows * columns, like)
-    # Of two positions with these numbers, the difference says the offset of rows and that of columns.
-    number = position // columns * (2 * columns - 1) + position % columns
-    return number[:, None] - number + number[-1]
-
-
 def cosine_scale(logarithms: Array) -> Array:
     """The factor of each head's cosines, at most 100: `h`."""
     logarithms = upcast(logarithms)
@@ -156,7 +148,7 @@ class SwinAttention(Layer[Config]):
             q, k = record(tape, q_norm=l2_normalize(q, added), k_norm=l2_normalize(k, added))
             q = q * cosine_scale(self.w_log_scale)[:, None]
         table = self.bias_table(tape, log_offsets(c, x)) if self.w_bias is None else self.w_bias
-        index = record(tape, relative_index=relative_index(c, query))
+        index = record(tape, relative_index=grid_offsets(*c.window_sides(), 0, query))
         position_bias = record(tape, position_bias=reorder(take(table, index, fits=True), (2, 0, 1)))
         region = regions(call.sizes["b"], c, query)
         context, _ = attend_checked(

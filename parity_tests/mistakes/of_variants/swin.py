@@ -1,6 +1,6 @@
 """Mistakes that stand in swin's own file, or that its examples alone can show."""
 
-from parity_tests.mistakes.plant import NUMPY, at
+from parity_tests.mistakes.plant import NUMPY, SHARED, at
 
 wide, filled = at("swin.py", "swin", "wide"), at("swin.py", "swin", "filled")
 hidden, second = at("swin.py", "swin", "hidden"), at("swin.py", "swin", "second version")
@@ -36,6 +36,7 @@ MUTANTS = (
         "count offsets from the key to the query: its row less the key's, and so for columns",
         "number[:, None] - number + number[-1]",
         "number - number[:, None] + number[-1]",
+        file=SHARED,
     ),
     wide(
         "windows cut as one row of positions",
@@ -80,12 +81,14 @@ MUTANTS = (
         "number offsets by (row) (2 window_size - 1) + (column)",
         NUMBER,
         "position % columns * (2 * rows - 1) + position // columns",
+        file=SHARED,
     ),
     wide(
         "index of the bias with a stride of the window's size",
         "number offsets by (row) (2 window_size - 1) + (column): a row of offsets has 2 window_size - 1",
         NUMBER,
         "position // columns * columns + position % columns",
+        file=SHARED,
     ),
     filled(
         "grid filled up above and to the left",
@@ -110,6 +113,7 @@ MUTANTS = (
         "number offsets by (row) (2 columns - 1) + (column), for windows that are no squares",
         NUMBER,
         "position // columns * (2 * rows - 1) + position % columns",
+        file=SHARED,
     ),
     hidden(
         "filling that windows see",
