@@ -88,6 +88,7 @@ NAMES = (
     here("CoPE, contextual position encoding", "cope"),
     here("Swin, shifted windows, window attention", "swin"),
     here("Swin V2, log-spaced continuous position bias", "swin", version=2),
+    here("BEiT, BEiT v2, Data2Vec-vision, relative position bias on a grid, 2-D relative bias", "grid_bias"),
     here("axial attention", "axial"),
     here("sliding window attention, local attention, banded attention", "sliding_window"),
     here("Longformer", "longformer"),
