@@ -66,7 +66,7 @@ class Config(_heads.BidirectionalConfig):
         super().__post_init__()
         self.check_positive("height", "width")
         if not is_integer(self.prefix_tokens) or self.prefix_tokens < 0:
-            expected = "prefix_tokens to be an integer of at least 0"
+            expected = "prefix_tokens to be an integer from 0"
             raise field_error(self.variant, expected, repr(self.prefix_tokens), "set prefix_tokens=")
 
     def sizes(self) -> dict[str, int]:
@@ -83,9 +83,9 @@ class Config(_heads.BidirectionalConfig):
         return "a grid that is seen as a whole"
 
     def broken_relations(self) -> dict[str, str]:
-        order, added = "scores depend on places in the grid", "a part of the scores does not depend on the queries"
-        names = ("keys_have_no_order", "queries_have_no_order", "every_key_twice_changes_nothing")
-        return dict.fromkeys(names, order) | {
+        added = "a part of the scores does not depend on the queries"
+        return {
+            "keys_have_no_order": "scores depend on places in the grid",
             "twice_the_scores_square_the_weights": added,
             "indifferent_scores_share_evenly": added,
         }
@@ -94,8 +94,8 @@ class Config(_heads.BidirectionalConfig):
 EXAMPLES = {
     "class token": Config(d_model=6, num_heads=2, output_dim=5, height=2, width=5, dropout=0.25),
     "patches": Config(
-        d_model=5, num_heads=3, head_dim=2, value_head_dim=7, scale=0.75, use_bias=False, height=3, width=4,
+        d_model=5, num_heads=3, head_dim=2, value_head_dim=7, scale=0.75, use_bias=False, height=3, width=5,
         prefix_tokens=0,
     ),
-    "registers": Config(d_model=6, num_heads=2, value_head_dim=5, height=2, width=4, prefix_tokens=3),
+    "registers": Config(d_model=6, num_heads=3, value_head_dim=5, height=2, width=4, prefix_tokens=3),
 }  # fmt: skip

@@ -18,7 +18,8 @@ SMALL: dict[str, Any] = {
     "patch_size": 2,
     "num_channels": 2,
 }
-OWN, SHARED = {"use_relative_position_bias": True}, {"use_shared_relative_position_bias": True}
+OWN: dict[str, Any] = {"use_relative_position_bias": True}
+SHARED: dict[str, Any] = {"use_shared_relative_position_bias": True}
 
 
 def picture(rng: np.random.Generator) -> dict[str, torch.Tensor]:
@@ -39,8 +40,8 @@ def shown(given: Mapping[str, torch.Tensor], call: Mapping[str, Any]) -> Arrays:
     return {} if mask is None else {"mask": mask.numpy()[:, None, None, :] == 1}
 
 
-def peer(name: str, start: str, fields: Mapping[str, Any], **more: Any) -> Model:
-    return Model(name, SMALL | fields, f"{start}layers.{{layer}}.attention", **{"given": picture} | more)
+def peer(name: str, start: str, fields: dict[str, Any], given: Any = picture, **more: Any) -> Model:
+    return Model(name, SMALL | fields, f"{start}layers.{{layer}}.attention", given=given, **more)
 
 
 AT = "encoder.layer.{layer}.attention"

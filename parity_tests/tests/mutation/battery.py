@@ -103,6 +103,7 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     add(rows.when_rows_go_at_once)
     add(rows.distances_scored)
     add(distances.distances_added)
+    add(distances.offsets_of_grids)
     add(terms.terms_added)
     add(terms.terms_from_places)
     add(rows.vectors_by_distance)
