@@ -57,8 +57,12 @@ PEERS = {
 EACH = PEERS["a table in each layer"]
 REFUSED = {
     "both tables": (EACH, SHARED, "'use_shared_relative_position_bias': expected false beside"),
-    "an oblong picture": (EACH, {"image_size": [8, 6]}, "'image_size': expected the side of a square of patches"),
-    "a picture smaller than a patch": (EACH, {"patch_size": 8}, "'image_size': expected the side of a square"),
+    "an oblong picture": (EACH, {"image_size": [8, 6]}, "'image_size': expected a square with sides of at least"),
+    "a picture smaller than a patch": (
+        EACH,
+        {"patch_size": 8},
+        "'image_size': expected a square with sides of at least a patch, 8",
+    ),
     "oblong patches": (EACH, {"patch_size": [2, 3]}, "'patch_size': expected an integer from 0"),
     "fewer layers": (EACH, {"num_hidden_layers": 1}, "'num_hidden_layers': expected more than 1"),
 }

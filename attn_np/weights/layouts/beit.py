@@ -5,6 +5,7 @@ from typing import Any
 
 from attn_np.weights.layouts._base import Table
 from attn_np.weights.layouts._hf_config import HFConfig
+from attn_np.weights.layouts.swin_transformer import side_lengths
 from attn_np.weights.layouts.vit import LAYOUT as VIT
 from attn_np.weights.layouts.vit import OTHER_FIELDS as VIT_FIELDS
 
@@ -20,11 +21,10 @@ def table_and_fields(hf: HFConfig, layer: int, part: str) -> tuple[str, dict[str
         hf.refuse(SHARED, f"false beside {OWN}: our layer has one table, and both would be added")
     if not has_own and not is_shared:
         return "mha", sizes
-    image, patch = hf.get("image_size", 224), hf.integer("patch_size", 16)
-    rows, columns = (image, image) if type(image) is int else image if isinstance(image, list) else (None, None)
-    if type(rows) is not int or rows != columns or not 0 < patch <= rows:
+    (rows, columns), patch = side_lengths(hf, "image_size", 224), hf.integer("patch_size", 16)
+    if rows != columns or not 0 < patch <= rows:
         # The library stretches the table of an oblong grid, as if for another grid.
-        hf.refuse("image_size", "the side of a square of patches, once or twice", image)
+        hf.refuse("image_size", f"a square with sides of at least a patch, {patch}", [rows, columns])
     side = rows // patch
     return "grid_bias" if has_own else "shared grid_bias", sizes | {"height": side, "width": side}
 
@@ -61,6 +61,7 @@ LAYOUT = replace(
             letters={"d_model": "d", "num_heads": "h"},
             absent=("attention.attention.key.bias",),
         ),
+        # A layer that was read from the shared table is written with one of its own: the first that holds it.
         "grid_bias": with_bias(f"attention.attention.{OF_STACK}"),
         "shared grid_bias": with_bias(OF_STACK, keys_beside_layers=(OF_STACK,), variant="grid_bias"),
     },
