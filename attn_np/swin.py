@@ -231,7 +231,7 @@ class SwinAttention(Layer[Config]):
         dvalue, dw["w_v"], dw["b_v"] = linear_vjp("bsd,dhv->bshv", value, self.w_v, self.b_v, dv)
         dkey, dw["w_k"], dw["b_k"] = linear_vjp("bsd,dhk->bshk", key, self.w_k, self.b_k, dk)
         dquery, dw["w_q"], dw["b_q"] = linear_vjp("btd,dhk->bthk", query, self.w_q, self.b_q, dq)
-        dwindows = zero_unseen_inputs_vjp(tape, "bhts", dquery, dkey, dvalue)["query"]
+        dwindows: Any = zero_unseen_inputs_vjp(tape, "bhts", dquery, dkey, dvalue)["query"]
         return back.end(query=from_shifted_windows(dwindows, c))
 
     def bias_table_vjp(self, tape: Tape, dtable: Array, dw: dict[str, Any]) -> None:

@@ -40,8 +40,8 @@ OF_STACK = "relative_position_bias.relative_position_bias_table"
 
 def with_bias(key: str, **fields: Any) -> Table:
     """The table of layers with a bias, whose rows have this key."""
-    rules = {name: VIT.tables["mha"].rules[name] for name in ("w_o", "b_q", "b_v", "b_o")}
-    weights = {
+    rules: dict[Any, Any] = {name: VIT.tables["mha"].rules[name] for name in ("w_o", "b_q", "b_v", "b_o")}
+    weights: dict[Any, Any] = {
         "w_q": ("attention.attention.query.weight", "(h k) d -> d h k"),
         "w_k": ("attention.attention.key.weight", "(h k) d -> d h k"),
         "w_v": ("attention.attention.value.weight", "(h v) d -> d h v"),
