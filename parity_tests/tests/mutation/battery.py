@@ -72,6 +72,7 @@ def battery(variants: tuple[str, ...]) -> tuple[Check, ...]:
     add(chosen.chosen_at_once)
     add(chosen.chosen_in_steps)
     add(functions.picked)
+    add(functions.rows_of_tables)
     add(functions.between_entries)
     add(functions.encoded)
     add(functions.watched_scan)
