@@ -35,6 +35,7 @@ from attn_jax.gated import GatedAttention as _GatedAttention
 from attn_jax.gated_delta import GatedDeltaRule as _GatedDeltaRule
 from attn_jax.gla import GatedLinearAttention as _GatedLinearAttention
 from attn_jax.gqa import GroupedQueryAttention as _GroupedQueryAttention
+from attn_jax.grid_bias import GridBiasAttention as _GridBiasAttention
 from attn_jax.gru import GatedRecurrentUnit as _GatedRecurrentUnit
 from attn_jax.hard import HardAttention as _HardAttention
 from attn_jax.joint import JointAttention as _JointAttention
@@ -92,6 +93,7 @@ from attn_np.contract.gated import Config as _GatedAttentionConfig
 from attn_np.contract.gated_delta import Config as _GatedDeltaRuleConfig
 from attn_np.contract.gla import Config as _GatedLinearAttentionConfig
 from attn_np.contract.gqa import Config as _GroupedQueryAttentionConfig
+from attn_np.contract.grid_bias import Config as _GridBiasAttentionConfig
 from attn_np.contract.gru import Config as _GatedRecurrentUnitConfig
 from attn_np.contract.hard import Config as _HardAttentionConfig
 from attn_np.contract.joint import Config as _JointAttentionConfig
@@ -139,6 +141,7 @@ __all__ = [
     "GatedDeltaRule",
     "GatedLinearAttention",
     "GatedRecurrentUnit",
+    "GridBiasAttention",
     "GroupedQueryAttention",
     "HardAttention",
     "JointAttention",
@@ -385,6 +388,16 @@ class GroupedQueryAttention(_GroupedQueryAttention):
     @overload
     def __init__(
         self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.GroupedQueryAttentionFields]
+    ) -> None: ...
+
+class GridBiasAttention(_GridBiasAttention):
+    @overload
+    def __init__(
+        self, config: _GridBiasAttentionConfig, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays"
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, *, rngs: nnx.Rngs, dtype: Any = None, param_dtype: Any = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.GridBiasAttentionFields]
     ) -> None: ...
 
 class GatedRecurrentUnit(_GatedRecurrentUnit):
@@ -717,6 +730,10 @@ def build(
 def build(
     variant: Literal["gqa"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.GroupedQueryAttentionFields]
 ) -> GroupedQueryAttention: ...
+@overload
+def build(
+    variant: Literal["grid_bias"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.GridBiasAttentionFields]
+) -> GridBiasAttention: ...
 @overload
 def build(
     variant: Literal["gru"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rngs: nnx.Rngs | None = None, **fields: Unpack[_fields.GatedRecurrentUnitFields]

@@ -118,7 +118,7 @@ class DecoderAttention(Layer[Config]):
             k, v, log_forget = call.cached(k=k, v=v, log_forget=log_forget)
             log_forget = record(tape, log_forget=log_forget)
             key_bias = record(tape, key_bias=-cumsum(log_forget, 1).swapaxes(1, 2)[:, :, None])  # b h 1 s
-            more = {"key_bias": key_bias}
+            more = {"layer_bias": key_bias}
         more |= {} if c.norm != "l2" else {"scale": c.scale_or_default(sizes["k"])}
         context = call.attend(q, k, v, **more, sinks=upcast(self.sinks))
         context_norm = c.norms()[1]

@@ -40,6 +40,7 @@ from attn_np.contract.gated import Config as _GatedAttentionConfig
 from attn_np.contract.gated_delta import Config as _GatedDeltaRuleConfig
 from attn_np.contract.gla import Config as _GatedLinearAttentionConfig
 from attn_np.contract.gqa import Config as _GroupedQueryAttentionConfig
+from attn_np.contract.grid_bias import Config as _GridBiasAttentionConfig
 from attn_np.contract.gru import Config as _GatedRecurrentUnitConfig
 from attn_np.contract.hard import Config as _HardAttentionConfig
 from attn_np.contract.joint import Config as _JointAttentionConfig
@@ -84,6 +85,7 @@ from attn_np.gated import GatedAttention as _GatedAttention
 from attn_np.gated_delta import GatedDeltaRule as _GatedDeltaRule
 from attn_np.gla import GatedLinearAttention as _GatedLinearAttention
 from attn_np.gqa import GroupedQueryAttention as _GroupedQueryAttention
+from attn_np.grid_bias import GridBiasAttention as _GridBiasAttention
 from attn_np.gru import GatedRecurrentUnit as _GatedRecurrentUnit
 from attn_np.hard import HardAttention as _HardAttention
 from attn_np.joint import JointAttention as _JointAttention
@@ -140,6 +142,7 @@ __all__ = [
     "GatedDeltaRule",
     "GatedLinearAttention",
     "GatedRecurrentUnit",
+    "GridBiasAttention",
     "GroupedQueryAttention",
     "HardAttention",
     "JointAttention",
@@ -387,6 +390,16 @@ class GroupedQueryAttention(_GroupedQueryAttention):
     @overload
     def __init__(
         self, *, rng: np.random.Generator | int | None = None, dtype: str = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.GroupedQueryAttentionFields]
+    ) -> None: ...
+
+class GridBiasAttention(_GridBiasAttention):
+    @overload
+    def __init__(
+        self, config: _GridBiasAttentionConfig, *, rng: np.random.Generator | int | None = None, dtype: str = "float32", projections: Projections = "arrays"
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, *, rng: np.random.Generator | int | None = None, dtype: str = "float32", projections: Projections = "arrays", **fields: Unpack[_fields.GridBiasAttentionFields]
     ) -> None: ...
 
 class GatedRecurrentUnit(_GatedRecurrentUnit):
@@ -719,6 +732,10 @@ def build(
 def build(
     variant: Literal["gqa"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rng: np.random.Generator | int | None = None, **fields: Unpack[_fields.GroupedQueryAttentionFields]
 ) -> GroupedQueryAttention: ...
+@overload
+def build(
+    variant: Literal["grid_bias"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rng: np.random.Generator | int | None = None, **fields: Unpack[_fields.GridBiasAttentionFields]
+) -> GridBiasAttention: ...
 @overload
 def build(
     variant: Literal["gru"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", rng: np.random.Generator | int | None = None, **fields: Unpack[_fields.GatedRecurrentUnitFields]

@@ -27,6 +27,7 @@ from attn_np.contract.gated import Config as _GatedAttentionConfig
 from attn_np.contract.gated_delta import Config as _GatedDeltaRuleConfig
 from attn_np.contract.gla import Config as _GatedLinearAttentionConfig
 from attn_np.contract.gqa import Config as _GroupedQueryAttentionConfig
+from attn_np.contract.grid_bias import Config as _GridBiasAttentionConfig
 from attn_np.contract.gru import Config as _GatedRecurrentUnitConfig
 from attn_np.contract.hard import Config as _HardAttentionConfig
 from attn_np.contract.joint import Config as _JointAttentionConfig
@@ -83,6 +84,7 @@ from attn_torch.gated import GatedAttention as _GatedAttention
 from attn_torch.gated_delta import GatedDeltaRule as _GatedDeltaRule
 from attn_torch.gla import GatedLinearAttention as _GatedLinearAttention
 from attn_torch.gqa import GroupedQueryAttention as _GroupedQueryAttention
+from attn_torch.grid_bias import GridBiasAttention as _GridBiasAttention
 from attn_torch.gru import GatedRecurrentUnit as _GatedRecurrentUnit
 from attn_torch.hard import HardAttention as _HardAttention
 from attn_torch.joint import JointAttention as _JointAttention
@@ -139,6 +141,7 @@ __all__ = [
     "GatedDeltaRule",
     "GatedLinearAttention",
     "GatedRecurrentUnit",
+    "GridBiasAttention",
     "GroupedQueryAttention",
     "HardAttention",
     "JointAttention",
@@ -385,6 +388,16 @@ class GroupedQueryAttention(_GroupedQueryAttention):
     @overload
     def __init__(
         self, *, device: torch.device | str | None = None, dtype: torch.dtype | str | None = None, projections: Projections = "arrays", **fields: Unpack[_fields.GroupedQueryAttentionFields]
+    ) -> None: ...
+
+class GridBiasAttention(_GridBiasAttention):
+    @overload
+    def __init__(
+        self, config: _GridBiasAttentionConfig, *, device: torch.device | str | None = None, dtype: torch.dtype | str | None = None, projections: Projections = "arrays"
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, *, device: torch.device | str | None = None, dtype: torch.dtype | str | None = None, projections: Projections = "arrays", **fields: Unpack[_fields.GridBiasAttentionFields]
     ) -> None: ...
 
 class GatedRecurrentUnit(_GatedRecurrentUnit):
@@ -717,6 +730,10 @@ def build(
 def build(
     variant: Literal["gqa"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", **fields: Unpack[_fields.GroupedQueryAttentionFields]
 ) -> GroupedQueryAttention: ...
+@overload
+def build(
+    variant: Literal["grid_bias"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", **fields: Unpack[_fields.GridBiasAttentionFields]
+) -> GridBiasAttention: ...
 @overload
 def build(
     variant: Literal["gru"], /, *, seed: int | None = 0, dtype: DType = "float32", device: Device = None, projections: Projections = "arrays", **fields: Unpack[_fields.GatedRecurrentUnitFields]

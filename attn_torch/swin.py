@@ -1,14 +1,16 @@
 """Swin attention: windows of a grid, shifted in every second layer, with a learned bias for each offset."""
 
 from math import log
+from typing import Any
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from attn_np.contract._patterns import Documents
 from attn_np.contract.swin import Config
 from attn_torch.attention.attend import attend_checked
+from attn_torch.attention.masks import zero_unseen_inputs
 from attn_torch.frame.call import LayerCall
-from attn_torch.frame.layer import Layer
+from attn_torch.frame.layer import Layer, Output
 from attn_torch.ops import (
     Array,
     Tape,
@@ -30,6 +32,7 @@ from attn_torch.ops import (
     where,
     zeros,
 )
+from attn_torch.positions.relative import grid_offsets
 
 # Of Swin V2: the largest logarithm of a scale, the largest bias, and the square of the smallest length.
 LARGEST, MOST_BIAS, SMALLEST = log(100), 16.0, 1e-24
@@ -82,6 +85,14 @@ def from_shifted_windows(x: Array, c: Config) -> Array:
     return x.reshape(x.shape[0], c.height * c.width, x.shape[-1])
 
 
+def shown_keys(mask: Array | None, b: int, c: Config) -> Array | None:
+    """The mask of keys for each window, `(b n) 1 1 s`; what fills the grid up is not hidden by it. None for all."""
+    if mask is None:
+        return None
+    hidden = broadcast_to(mask, (b, c.height * c.width))[..., None] ^ True
+    return to_shifted_windows(hidden, c)[:, None, None, :, 0] ^ True
+
+
 def regions(b: int, c: Config, like: Array) -> Array:
     """The region of the grid that each position of a shifted window comes from, by number: `(b n) t`.
 
@@ -96,15 +107,6 @@ def regions(b: int, c: Config, like: Array) -> Array:
     return to_windows(broadcast_to(number, (b, rows, columns, 1)), c)[:, :, 0]
 
 
-def relative_index(c: Config, like: Array) -> Array:
-    """The row of the bias table for each query and key of a window: `t s`."""
-    rows, columns = c.window_sides()
-    position = arange(rows * columns, like)
-    # Of two positions with these numbers, the difference says the offset of rows and that of columns.
-    number = position // columns * (2 * columns - 1) + position % columns
-    return number[:, None] - number + number[-1]
-
-
 def cosine_scale(logarithms: Array) -> Array:
     """The factor of each head's cosines, at most 100: `h`."""
     logarithms = upcast(logarithms)
@@ -112,7 +114,7 @@ def cosine_scale(logarithms: Array) -> Array:
 
 
 def added_to_squares(b: int, c: Config, like: Array) -> Array:
-    """What is added to the squared lengths of queries and keys: `(b n) t 1 1`; 1 for those that fill the grid up.
+    """What is added to the squared lengths of keys: `(b n) s 1 1`; 1 for those that fill the grid up.
 
     Keys have no bias in Swin V2, so those of zeros have no direction: they stay 0, with gradients of usual size.
     """
@@ -144,25 +146,48 @@ class SwinAttention(Layer[Config]):
     b_bias_in: Float[Array, "e"] | None
     w_bias_out: Float[Array, "e h"] | None
 
-    def forward(self, query: Float[Array, "b t d"], *, tape: Tape = None, implementation: str = "auto") -> Array:
-        c, call = self.config, LayerCall(self, tape=tape, query=query)
-        x = record(tape, x=to_shifted_windows(upcast(query), c))
-        q = linear("btd,dhk->bthk", x, self.w_q, self.b_q)
-        k = linear("bsd,dhk->bshk", x, self.w_k, self.b_k)
-        v = linear("bsd,dhv->bshv", x, self.w_v, self.b_v)
+    def forward(
+        self,
+        query: Float[Array, "b t d"],
+        *,
+        mask: Bool[Array, "..."] | None = None,
+        tape: Tape = None,
+        implementation: str = "auto",
+        return_weights: bool = False,
+    ) -> Output:
+        """The grid after its windows; with `return_weights` the weights within each window, too: `b h n t s`.
+
+        Args:
+            query: the positions of the grid, row by row.
+            mask: broadcastable to `b t`; False = a position of the grid that nothing sees, such as padding.
+            tape: a dictionary that gets every named intermediate.
+            implementation: "auto", "textbook" or "fused"; see `attend`.
+            return_weights: return (y, weights). The n windows follow each other row by row, as the positions in each
+                do, after the shift, and what fills the grid up is among them.
+        """
+        c, call = self.config, LayerCall(self, tape=tape, return_weights=return_weights, query=query, mask=mask)
+        region = regions(call.sizes["b"], c, query)
+        masking: Any = {"mask": shown_keys(mask, call.sizes["b"], c)}
+        masking["pattern"] = Documents(region, region) if c.has_regions() else None
+        windows = to_shifted_windows(upcast(query), c)
+        query, key, value = zero_unseen_inputs(tape, "bhts", windows, **masking)
+        q = linear("btd,dhk->bthk", query, self.w_q, self.b_q)
+        k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)
+        v = linear("bsd,dhv->bshv", value, self.w_v, self.b_v)
         if self.w_log_scale is not None:
             q, k = record(tape, q_proj=q, k_proj=k)
-            added = added_to_squares(call.sizes["b"], c, x)
-            q, k = record(tape, q_norm=l2_normalize(q, added), k_norm=l2_normalize(k, added))
+            added = added_to_squares(call.sizes["b"], c, windows)
+            q, k = record(tape, q_norm=l2_normalize(q, SMALLEST), k_norm=l2_normalize(k, added))
             q = q * cosine_scale(self.w_log_scale)[:, None]
-        table = self.bias_table(tape, log_offsets(c, x)) if self.w_bias is None else self.w_bias
-        index = record(tape, relative_index=relative_index(c, query))
+        table = self.bias_table(tape, log_offsets(c, windows)) if self.w_bias is None else self.w_bias
+        index = record(tape, relative_index=grid_offsets(*c.window_sides(), 0, query))
         position_bias = record(tape, position_bias=reorder(take(table, index, fits=True), (2, 0, 1)))
-        region = regions(call.sizes["b"], c, query)
-        context, _ = attend_checked(
-            q, k, v, bias=position_bias, pattern=Documents(region, region) if c.has_regions() else None,
-            scale=1.0 if c.scale is None and c.version == 2 else c.scale, tape=tape, implementation=implementation,
+        context, weights = attend_checked(
+            q, k, v, **masking, bias=position_bias, scale=1.0 if c.scale is None and c.version == 2 else c.scale,
+            tape=tape, implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
+        if weights is not None:  # (b n) h t s -> b h n t s
+            call.weights = weights.reshape(call.sizes["b"], -1, *weights.shape[1:]).swapaxes(1, 2)
         return call.end(from_shifted_windows(linear("bthv,hvo->bto", context, self.w_o, self.b_o), c))
 
     def bias_table(self, tape: Tape, offsets: Array) -> Array:

@@ -152,6 +152,7 @@ KNOWN = {
     "gated_delta": Formula(LINEAR),
     "gla": Formula(LINEAR),
     "gqa": Formula(QUADRATIC, fields={"num_kv_heads": 2}),
+    "grid_bias": Formula(QUADRATIC, 1.4, {"prefix_tokens": 0}, for_length=grid),
     "gru": Formula(LINEAR, fields={"input_dim": WIDTH, "hidden_dim": WIDTH}),
     "hard": Formula(QUADRATIC),
     "joint": Formula(QUADRATIC, 4.2, {"norm": "rms"}),

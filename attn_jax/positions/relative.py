@@ -21,6 +21,7 @@ from attn_jax.ops import (
     take,
     to_dtype,
     transpose_diagonals,
+    where,
     zeros,
 )
 from attn_jax.ops.specs import checked_specs
@@ -55,6 +56,23 @@ def to_key_positions(x: Array, query_sinusoids: Array) -> Array:
     half = query_sinusoids.shape[-1] // 2
     (of_sin, of_cos), (sin, cos) = ((y[..., :half], y[..., half:]) for y in (x, query_sinusoids[:, None]))
     return concatenate([of_cos * sin - of_sin * cos, of_sin * sin + of_cos * cos], -1)
+
+
+def grid_offsets(rows: int, columns: int, prefix_tokens: int, like: Array) -> Array:
+    """The row of a bias table for each query and key of a grid, which tokens may precede: `t s`.
+
+    The table begins with the offsets, query less key, those of columns running fastest. Three rows follow, for all
+    tokens before the grid alike: their queries and keys of the grid, queries of the grid and their keys, both theirs.
+    """
+    position = arange(prefix_tokens + rows * columns, like) - prefix_tokens
+    # Of two positions with these numbers, the difference says the offset of rows and that of columns.
+    number = position // columns * (2 * columns - 1) + position % columns
+    offset = number[:, None] - number + number[-1]
+    if prefix_tokens == 0:
+        return offset
+    from_prefix, to_prefix = position[:, None] < 0, position < 0
+    behind_offsets = (2 * rows - 1) * (2 * columns - 1) + to_prefix * (1 + 1 * from_prefix)
+    return where(from_prefix | to_prefix, behind_offsets, offset)
 
 
 @constant_like

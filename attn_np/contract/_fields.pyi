@@ -315,6 +315,19 @@ class GroupedQueryAttentionFields(TypedDict, total=False):
     num_kv_heads: Required[int]
     memory_keys: int | None  # None
 
+class GridBiasAttentionFields(TypedDict, total=False):
+    d_model: Required[int]
+    num_heads: Required[int]
+    head_dim: int | None  # None
+    value_head_dim: int | None  # None
+    output_dim: int | None  # None
+    scale: float | None  # None
+    dropout: float  # 0.0
+    use_bias: bool  # True
+    height: Required[int]
+    width: Required[int]
+    prefix_tokens: int  # 1
+
 class GatedRecurrentUnitFields(TypedDict, total=False):
     input_dim: Required[int]
     hidden_dim: Required[int]

@@ -58,6 +58,7 @@ class Config(_heads.Heads):
         "log-spaced continuous position bias": "bias_table = 16 sigmoid(...), of offsets sign(x) log2(1 + 8 |x|) / 3",
         "W-MSA, SW-MSA": "shift=0, shift=window_size // 2",
         "padding (torchvision, timm, transformers)": 'filling="seen"',
+        "attentions (transformers)": "return_weights=True, b h n t s: n windows, there rows of the batch",
         "cyclic shift": "the grid is rolled up and left, and its parts from opposite ends don't see each other",
     }
     cost = "time b t m h (k + v) for windows of m = window_size^2 positions; memory b t h (k + v)"
@@ -75,6 +76,7 @@ class Config(_heads.Heads):
         "where the second 2 M - 1 counts columns",
         "zeros that fill the grid up are no zeros as keys: after the projections they are the biases, and published "
         "code, which adds them after the norm, lets every position of their window see them",
+        "a mask is of the grid's positions: fill it up and shift it as the grid is, before it is cut into windows",
         "Swin V2 norms after attention: the layer's input is the block's",
         "the learned number of a head in version 2 is the logarithm of its scale, and is clamped before exp",
         "published code doesn't shift along a side that is no larger than the window, some of it along neither side "
@@ -187,7 +189,7 @@ class Config(_heads.Heads):
         }
 
     def arguments(self) -> dict[str, Arg]:
-        return {"query": Arg("b t d")}
+        return {"query": Arg("b t d"), "mask": Arg("b t", "mask", optional=True)}
 
     def why_no_cache(self) -> str:
         return "a grid that is seen as a whole"

@@ -117,7 +117,7 @@ def lookup(values: Sequence[int], index: Array) -> Array:
 def take(table: Array, index: Array, fits: bool = False) -> Array:
     """Rows of a table, upcast, by an index that must fit, and is not checked if it does: `u d`, `b t` -> `b t d`."""
     check_index(None if fits else known_range(index), table.shape[0])
-    return upcast(table)[index]
+    return np.take(upcast(table), index, axis=0)  # a tenth of the time of brackets, where rows are short
 
 
 def gather_last(x: Array, index: Array) -> Array:

@@ -32,6 +32,7 @@ from attn_np.ops import (
 )
 
 TREE = __name__.partition(".")[0]  # the package that this file, or a copy of it, is in
+NARROW = 16  # numbers in a row of a table whose gradients are counted column by column
 
 
 @dataclass(frozen=True)
@@ -238,6 +239,9 @@ def take_vjp(table: Array, index: Array, dy: Array) -> Array:
     if type(dy) is not np.ndarray:  # the judge's error arrays support only products
         one_hot = (index[:, None] == np.arange(table.shape[0])).astype(dy.dtype)
         return einsum("tu,td->ud", one_hot, dy.reshape(len(index), -1)).reshape(table.shape)
+    if dy.ndim == 2 and dy.shape[1] <= NARROW:  # a number for each head: a tenth of the time
+        index = index.astype(np.intp, copy=False)
+        return np.stack([np.bincount(index, x, len(table)) for x in dy.T], 1).astype(dy.dtype)
     order = np.argsort(index, kind="stable")
     rows, starts = np.unique(index[order], return_index=True)
     dtable = np.zeros(table.shape, dy.dtype)

@@ -162,7 +162,7 @@ def attend_checked(
     *,
     mask: Array | None = None,
     bias: Array | None = None,
-    key_bias: Array | None = None,
+    layer_bias: Array | None = None,
     relative_bias_fn: Callable[[Array], Array] | None = None,
     varies_by_sequence: bool = False,
     causal: bool = False,
@@ -187,7 +187,7 @@ def attend_checked(
     kernels say how; the rest, such as calls that show or change weights or want every intermediate, `textbook_attend`.
 
     Args:
-        key_bias: one number for each key that is added to `bias`, `b h 1 s`.
+        layer_bias: a bias of the layer's own, which is added to `bias`; broadcastable to `b h t s`.
         relative_bias_fn: from relative positions, key minus query, to a bias that is added to `bias`: `b t s` ->
             `b h t s`. Where the fast path takes diagonals, it gets one position for each of the t + s - 1 diagonals
             instead of one for each pair: `1 1 n` -> `1 h 1 n`.
@@ -209,9 +209,9 @@ def attend_checked(
     )  # fmt: skip
     last_query_at_last_key = step is None or step.like_full_pass
     diagonal_bias = None
-    if key_bias is not None:
+    if layer_bias is not None:
         bias = record(tape, caller_bias=upcast(bias))
-        bias = key_bias if bias is None else key_bias + to_dtype(bias, dtype_name(key_bias))
+        bias = layer_bias if bias is None else layer_bias + to_dtype(bias, dtype_name(layer_bias))
     if relative_bias_fn is not None:
         bias = record(tape, caller_bias=upcast(bias))
         takes_diagonals = fast and last_query_at_last_key and not varies_by_sequence

@@ -81,6 +81,9 @@ IDEAS = {
                 {"num_heads": 4, "num_kv_heads": 2},
                 take=lambda x: (x[0, :, :, None] == x[0, :, None]).all((0, 3))[None].astype(float),
                 titles=("",), axes=("head", "head")),
+    "grid_bias": Idea("What a class token (first row and column) and a grid of two rows and four columns add to the "
+                      "scores: one learned number for an offset, wherever its patches are.", "position_bias",
+                      {"height": 2, "width": 4}, take=lambda x: x),
     "gru": Idea("The update gate `layers.0.z`: at 1 a unit keeps its state, at 0 it takes the new one.",
                 "layers.0.z", take=lambda x: x[0].T, axes=("time t", "unit")),
     "joint": Idea("Six positions of the first stream, then six of the added one: each reads both streams.",

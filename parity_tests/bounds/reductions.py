@@ -87,7 +87,7 @@ def _joining(function: Callable[..., Any]) -> Callable[..., ErrArray]:
 
 
 for _function in (np.reshape, np.transpose, np.swapaxes, np.moveaxis, np.broadcast_to, np.expand_dims, np.squeeze,
-                  np.repeat, np.flip, np.take_along_axis):  # fmt: skip
+                  np.repeat, np.flip, np.take, np.take_along_axis):  # fmt: skip
     FUNCTIONS[_function] = _moving(_function)
 for _function in (np.concatenate, np.stack):
     FUNCTIONS[_function] = _joining(_function)

@@ -205,7 +205,7 @@ def _joining(function: Callable[..., Any]) -> Callable[..., Dual]:
     return apply
 
 
-for _function in (np.sum, np.cumsum, np.broadcast_to, np.take_along_axis):
+for _function in (np.sum, np.cumsum, np.broadcast_to, np.take, np.take_along_axis):
     FUNCTIONS[_function] = _linear(_function)
 for _function in (np.concatenate, np.stack):
     FUNCTIONS[_function] = _joining(_function)

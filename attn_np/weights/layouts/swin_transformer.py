@@ -20,9 +20,9 @@ def entry(hf: HFConfig, key: str, stage: int) -> int:
     return values[stage]
 
 
-def side_lengths(hf: HFConfig, key: str) -> tuple[int, int]:
+def side_lengths(hf: HFConfig, key: str, default: int | None = None) -> tuple[int, int]:
     """Height and width, which may be given as one number."""
-    value = hf.get(key)
+    value = hf.get(key, default)
     sides = [value, value] if type(value) is int else value
     if not isinstance(sides, list) or len(sides) != 2 or any(type(n) is not int or n < 1 for n in sides):
         hf.refuse(key, "an integer from 1, or two")

@@ -37,11 +37,11 @@ def hidden_pieces(call: Call) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 @relation(RELATIONS)
 def hidden_keys_may_as_well_not_be_there(s: Subject, call: Call) -> Iterator[Pair]:
-    """Hiding keys from everybody and leaving them out is the same."""
+    """Hiding keys from everybody and leaving them out is the same, where the config does not fix their number."""
     config, call = call.config, complete(call)
-    if not weighs(config):
-        return
     letter = "t" if attends(config) and not keyed(config) else "s"
+    if not weighs(config) or letter in config.sizes():
+        return
     for hidden, rest in hidden_pieces(call):
         mask = np.broadcast_to(call.inputs.get("mask", True), score_shape(call)).copy()
         mask[..., hidden] = False

@@ -1,6 +1,6 @@
 """Mistakes that stand in swin's own file, or that its examples alone can show."""
 
-from parity_tests.mistakes.plant import NUMPY, at
+from parity_tests.mistakes.plant import NUMPY, SHARED, at
 
 wide, filled = at("swin.py", "swin", "wide"), at("swin.py", "swin", "filled")
 hidden, second = at("swin.py", "swin", "hidden"), at("swin.py", "swin", "second version")
@@ -36,6 +36,7 @@ MUTANTS = (
         "count offsets from the key to the query: its row less the key's, and so for columns",
         "number[:, None] - number + number[-1]",
         "number - number[:, None] + number[-1]",
+        file=SHARED,
     ),
     wide(
         "windows cut as one row of positions",
@@ -80,12 +81,14 @@ MUTANTS = (
         "number offsets by (row) (2 window_size - 1) + (column)",
         NUMBER,
         "position % columns * (2 * rows - 1) + position // columns",
+        file=SHARED,
     ),
     wide(
         "index of the bias with a stride of the window's size",
         "number offsets by (row) (2 window_size - 1) + (column): a row of offsets has 2 window_size - 1",
         NUMBER,
         "position // columns * columns + position % columns",
+        file=SHARED,
     ),
     filled(
         "grid filled up above and to the left",
@@ -110,6 +113,7 @@ MUTANTS = (
         "number offsets by (row) (2 columns - 1) + (column), for windows that are no squares",
         NUMBER,
         "position // columns * (2 * rows - 1) + position % columns",
+        file=SHARED,
     ),
     hidden(
         "filling that windows see",
@@ -126,9 +130,39 @@ MUTANTS = (
     filled(
         "keys of the filling that are zeros",
         "fill the grid up before the projections: the keys of the zeros are the bias, b_k",
-        'k = linear("bsd,dhk->bshk", x, self.w_k, self.b_k)',
-        'k = linear("bsd,dhk->bshk", x, self.w_k, self.b_k) * (x * x).sum(-1)[..., None, None].astype(bool)',
+        'k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k)',
+        'k = linear("bsd,dhk->bshk", key, self.w_k, self.b_k) * (key * key).sum(-1)[..., None, None].astype(bool)',
         trees=NUMPY,
+    ),
+    filled(
+        "mask of the grid that is not shifted",
+        "roll the mask up and left by the shift before it is cut into windows, as the grid is",
+        "to_shifted_windows(hidden, c)[:, None, None, :, 0]",
+        "to_windows(fill_up(hidden.reshape(b, c.height, c.width, 1), c), c)[:, None, None, :, 0]",
+    ),
+    filled(
+        "mask of the grid that hides its filling",
+        "fill the mask up with True: the zeros below and to the right of the grid are seen",
+        "[..., None] ^ True\n    return to_shifted_windows(hidden, c)[:, None, None, :, 0] ^ True",
+        "[..., None]\n    return to_shifted_windows(hidden, c)[:, None, None, :, 0]",
+    ),
+    wide(
+        "mask of the grid on the queries of a window",
+        "the mask is of keys: every query of the window sees those that it shows, hidden ones as well",
+        "[:, None, None, :, 0] ^ True",
+        "[:, None, :, None, 0] ^ True",
+    ),
+    wide(
+        "hidden positions of the grid that are zeros as queries",
+        "set what the mask hides to 0 where keys and values are made: a hidden position is still a query",
+        'zero_unseen_inputs(tape, "bhts", windows, **masking)\n',
+        'zero_unseen_inputs(tape, "bhts", windows, **masking)\n        query = key\n',
+    ),
+    wide(
+        "windows of the weights as rows of the batch",
+        "the weights have an axis of windows behind that of heads: b h n t s",
+        'weights.reshape(call.sizes["b"], -1, *weights.shape[1:]).swapaxes(1, 2)',
+        "weights[:, :, None]",
     ),
     second(
         "scale of the cosines without its exponential",

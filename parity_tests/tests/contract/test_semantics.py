@@ -465,6 +465,8 @@ def scaled() -> list[str]:
     found = {variant: next(iter(contract.examples(variant).values())) for variant in VARIANTS}
     uneven = "indifferent_scores_share_evenly"
     scaled = [v for v, c in found.items() if "scale" in c.fields() and uneven not in c.broken_relations()]
+    # A bias of the layer's own is not scaled.
+    scaled = [v for v in scaled if "w_bias" not in found[v].own_params()]
     # What is causal whatever its fields leaves the first query one key.
     scaled = [v for v in scaled if "causal" in found[v].fields() or not getattr(found[v], "causal", False)]
     return [v for v in scaled if "return_weights" in extras(v, found[v].class_name)]

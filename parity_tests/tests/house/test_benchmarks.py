@@ -392,7 +392,7 @@ def test_every_variant_has_its_formula(listed: bool, monkeypatch: pytest.MonkeyP
 
     assert set(variants.KNOWN) <= {*contract.variants(), *contract.presets()}
     if not listed:
-        monkeypatch.setattr(variants, "KNOWN", {name: variants.KNOWN[name] for name in ("axial", "swin")})
+        monkeypatch.setattr(variants, "KNOWN", {name: variants.KNOWN[name] for name in ("axial", "grid_bias", "swin")})
         monkeypatch.setattr(variants, "FORMULAS", {name: variants.formula_of(name) for name in contract.variants()})
         monkeypatch.setattr(variants, "KNOWN", {})
         with pytest.raises(ValueError, match="swin: expected an entry in KNOWN of"):

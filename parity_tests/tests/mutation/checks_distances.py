@@ -151,3 +151,18 @@ def distances_added(alias: str) -> None:
             claim(set(got) == set(want), f"{case}: {sorted(got)}")
             for name, x in got.items():
                 claim(ratio(x, want[name]) <= 1, f"{case}, {implementation}, {step}: {name}")
+
+
+def offsets_of_grids(alias: str) -> None:
+    """The rows of a table, in the order of its offsets; three more for tokens before the grid."""
+    offsets_of = import_module(f"{alias}.positions.relative").grid_offsets
+    for rows, columns, before in ((2, 3, 0), (3, 2, 1), (1, 4, 3), (1, 1, 1)):
+        found, places = offsets_of(rows, columns, before, np.zeros(1)), [(-1, -1)] * before
+        places += [(y, x) for y in range(rows) for x in range(columns)]
+        table = [(down, right) for down in range(1 - rows, rows) for right in range(1 - columns, columns)]
+        for t, (y, x) in enumerate(places):
+            for s, (key_y, key_x) in enumerate(places):
+                of_tokens = len(table) + (2 if max(y, key_y) < 0 else int(key_y < 0))
+                want = of_tokens if min(y, key_y) < 0 else table.index((y - key_y, x - key_x))
+                claim(found[t, s] == want, f"row for query {t} and key {s} of {rows} x {columns} behind {before}")
+        claim(found.shape == (len(places), len(places)) and found.dtype.kind == "i", "rows for all pairs")

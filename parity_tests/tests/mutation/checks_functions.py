@@ -769,6 +769,19 @@ def picked(alias: str) -> None:
         claim(same(narrow, want.astype("float32")), "gradients in float32")
 
 
+def rows_of_tables(alias: str) -> None:
+    """Rows by their index, of few numbers and of many; copies send their gradients back."""
+    parts, rng = Parts(alias), np.random.default_rng(7)
+    for width in ((3,), (16,), (17,), (2, 5)):
+        table = rng.integers(-9, 9, size=(6, *width)) * 1.0
+        index = rng.integers(0, 5, size=(4, 7)).astype("uint64")  # the last row is not read
+        dy, want = rng.integers(-9, 9, size=(4, 7, *width)).astype("float32"), np.zeros(table.shape, "float32")
+        claim(same(parts.take(table, index, fits=True), table[index]), f"rows of {width}")
+        for at in np.ndindex(*index.shape):
+            want[index[at]] += dy[at]
+        claim(same(parts.take_vjp(table, index, dy), want), f"sums of rows of {width}")
+
+
 def between_entries(alias: str) -> None:
     """Entries at whole numbers and at quarters between, their slopes, and gradients; sums from each entry on."""
     parts, rng = Parts(alias), np.random.default_rng(6)

@@ -65,7 +65,9 @@ EXEMPT: Exemptions = {(t, v): UNROLLED for t in ("dynamic", "export dynamic") fo
 EXEMPT["export dynamic", "ring"] = (
     "pads the last shard, so a program serves lengths that fill the shards or lengths that do not"
 )
-EXEMPT |= {(t, v): "has a grid of one size" for t in ("dynamic", "export dynamic") for v in ("axial", "swin")}
+EXEMPT |= {
+    (t, v): "has a grid of one size" for t in ("dynamic", "export dynamic") for v in ("axial", "grid_bias", "swin")
+}
 EXEMPT |= {(t, "bigbird"): "draws blocks for a known number of them" for t in ("dynamic", "export dynamic")}
 EXEMPT |= {
     (t, v): "has no parameters to share out" for t in ("FSDP2", "DDP") for v in contract.variants() if v not in ROWS

@@ -64,22 +64,39 @@ def of_network(config: Config, w: dict[str, Any], query: tuple[int, int], key: t
     return 16 / (1 + exp(-raised))
 
 
+def cut(config: Config) -> list[list[int]]:
+    """The positions of each window, row by row: those of the filled grid after it is rolled up and left."""
+    (rows, columns), (height, width), (down, right) = two(config.window_size), filled(config), two(config.shift)
+    windows = []
+    for top in range(0, height, rows):
+        for left in range(0, width, columns):
+            rolled = [(top + y, left + x) for y in range(rows) for x in range(columns)]
+            windows.append([(y + down) % height * width + (x + right) % width for y, x in rolled])
+    return windows
+
+
 def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
-    """Outputs. The grid is filled up with zeros, one position at a time, and they are left out of the outputs."""
+    """Outputs, and the weights of every window. The grid is filled up with zeros, one position at a time, and they are
+    left out of the outputs.
+    """
     w, (rows, columns) = {name: p.tolist() for name, p in params.items()}, filled(config)
     places = [(y, x) for y in range(rows) for x in range(columns)]
     real = [y < config.height and x < config.width for y, x in places]
     b, _, d = inputs["query"].shape
-    grid = np.zeros((b, len(places), d))
+    mask = np.broadcast_to(inputs.get("mask", True), inputs["query"].shape[:2])
+    grid, shown = np.zeros((b, len(places), d)), np.ones((b, 1, 1, len(places)), bool)
     for i, (y, x) in enumerate(places):
         if real[i]:
             grid[:, i] = inputs["query"][:, y * config.width + x]
+            shown[..., i] = mask[:, y * config.width + x, None, None]
     options, size = SimpleNamespace(causal=False, dropout=0.0), two(config.window_size)
     shape = (b, config.num_heads, len(places), len(places))
-    _, batch = each_row(SimpleNamespace(), {"keep": np.array(True)}, (grid,), shape)
+    _, batch = each_row(SimpleNamespace(), {"keep": np.array(True), "mask": shown}, (grid,), shape)
 
     def score(h: int, i: int, j: int, q: list[float], k: list[float]) -> float:
-        hidden = config.filling == "hidden" and not real[j]
+        # Hidden filling below and that to the right see their own kind.
+        of_query, of_key = ((y >= config.height, x >= config.width) for y, x in (places[i], places[j]))
+        hidden = config.filling == "hidden" and of_query != of_key
         if hidden or window(config, i, columns) != window(config, j, columns):
             return -inf
         down, right = (n - m + side - 1 for n, m, side in zip(places[i], places[j], size, strict=True))
@@ -92,8 +109,9 @@ def witness(config: Config, inputs: Arrays, params: Arrays) -> Arrays:
         row = down * (2 * size[1] - 1) + right
         return scale * product + w["w_bias"][row][h]
 
-    y = stacked([heads_by_hand(options, w, row, score)[:1] for row in batch], "y")["y"]
-    return {"y": y[:, real]}
+    found = stacked([heads_by_hand(options, w, row, score) for row in batch], "y", "weights")
+    windows = [found["weights"][:, :, one][..., one] for one in cut(config)]
+    return {"y": found["y"][:, real], "out1": np.stack(windows, 2)}
 
 
 # Who sees whom --------------------------------------------------------------------------------------------------------
@@ -177,6 +195,43 @@ def test_a_filled_grid_is_the_layer_on_the_grid_with_zeros(tree: Tree, filling: 
         assert np.all(close) == (filling == "seen" or name in ("db_v", "db_o")), name
 
 
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("filling", ["seen", "hidden"])
+def test_hidden_positions_are_those_of_the_grid(tree: Tree, filling: str, version: int) -> None:
+    """Of a grid that is filled up and shifted: the outputs of others, and all gradients, are as if they held anything,
+    NaN as well; the filling is seen where it was. A window of which nothing is seen gives the output's bias.
+    """
+    more: dict[str, Any] = {"version": 2, "hidden_dim": 3} if version == 2 else {}
+    config = Config(d_model=4, num_heads=2, height=3, width=5, window_size=2, shift=(0, 1), filling=filling, **more)
+    w, x = weights_of(config), np.random.default_rng(10).normal(size=(2, 15, 4))
+    letters = np.array(list("abbccabbccdeeff"))
+    mask = np.stack([letters != "b", np.arange(15) % 4 > 0])
+    inputs, layer = {"query": x, "mask": mask}, layer_of(tree, config, w)
+    want = bounded(config, inputs, w)
+    y, weights = tree(layer, inputs, return_weights=True)
+    hand = witness(config, inputs, w)
+    for name, got in (("y", y), ("out1", weights)):
+        assert ratio(hand[name], want[name]) <= 1, name
+        assert ratio(got, want[name]) <= 1, name
+    y = tree(layer, inputs)[0]
+    assert np.array_equal(y[0, letters == "b"], np.broadcast_to(w["b_o"], (4, 4)))
+    lost = {"query": np.where(((letters == "b") & (np.arange(2) == 0)[:, None])[..., None], np.nan, x), "mask": mask}
+    assert np.array_equal(tree(layer, lost)[0], y)
+    dy = cotangent((2, 15, 4))
+    for name, got in tree.gradients(layer, lost, dy).items():
+        assert ratio(got, want[name]) <= 1, name
+
+
+def test_a_mask_may_be_of_all_grids_alike(tree: Tree) -> None:
+    """One row for the batch, or one number for all."""
+    config = Config(d_model=4, num_heads=2, height=2, width=4, window_size=2)
+    layer, x = layer_of(tree, config, weights_of(config)), np.random.default_rng(11).normal(size=(2, 8, 4))
+    row = np.arange(8) != 3
+    want = tree(layer, {"query": x, "mask": np.broadcast_to(row, (2, 8)).copy()})[0]
+    assert np.array_equal(tree(layer, {"query": x, "mask": row})[0], want)
+    assert np.array_equal(tree(layer, {"query": x, "mask": np.array(True)})[0], tree(layer, {"query": x})[0])
+
+
 def test_a_number_is_both_sides(tree: Tree) -> None:
     """Of a window and of a shift: the same numbers, and the same meaning, as the filling has none in a full grid."""
     sizes: dict[str, Any] = {"d_model": 6, "num_heads": 2, "height": 4, "width": 6}
@@ -221,8 +276,9 @@ def test_keys_of_zeros_get_gradients_that_half_precision_holds() -> None:
     """Where zeros fill the grid up, keys without a bias have no length to be divided by."""
     layer = attn_torch.build("swin", d_model=4, num_heads=2, height=3, width=3, window_size=2, version=2, hidden_dim=3)
     query = torch.from_numpy(np.random.default_rng(9).normal(size=(2, 9, 4)).astype("float32"))
+    mask = torch.arange(9) % 3 > 0
     with torch.autocast("cpu", dtype=torch.float16):
-        y = layer(query)
+        y = layer(query) + layer(query, mask=mask)
     y.float().sum().backward()
     for name, parameter in layer.named_parameters():
         gradient = parameter.grad

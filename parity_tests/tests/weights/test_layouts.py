@@ -330,10 +330,16 @@ def zero_biases(config: Config) -> Arrays:
     return {name: np.zeros(shape, np.float32) for name, shape in config.shapes().items() if name == "b_gate"}
 
 
+# Tables of files alone: their layers are written as the table before them has it.
+ONLY_READ = {("beit", "shared grid_bias"): "grid_bias"}
+
+
 @pytest.mark.parametrize("name", FOREIGN)
 def test_each_table_holds_some_example(name: str) -> None:
+    """A table that is only read holds what the one that is written holds."""
     layout = layouts.get(name)
     for chosen, table in layout.tables.items():
+        chosen = ONLY_READ.get((name, chosen), chosen)
         held = [reduced(table, config) for config in contract.examples(layout.variant_of(chosen)).values()]
         assert any(config is not None and layout.table_name_for(config) == chosen for config in held)
 
