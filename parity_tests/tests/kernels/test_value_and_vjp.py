@@ -240,7 +240,7 @@ def test_gradients_of_empty_calls_have_the_shapes_of_their_inputs(
     rng = np.random.default_rng(0)
     inputs = {name: rng.normal(size=(2, n, *heads, 4)) for name, n in (("q", t), ("k", s), ("v", s))}
     for rows in {1, t}:
-        given = inputs | {"bias": rng.normal(size=(2, *heads, rows, s))}
+        given: Any = inputs | {"bias": rng.normal(size=(2, *heads, rows, s))}
         (y, _), pull = attn_np.value_and_vjp(attn_np.attend, **given, implementation=implementation)
         found = pull(np.ones(y.shape)).inputs
         assert {name: x.shape for name, x in found.items()} == {name: x.shape for name, x in given.items()}
