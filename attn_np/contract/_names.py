@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -143,11 +144,21 @@ NAMES = (
         'or `recur(C, B, x, rule="gated", scale=1.0, beta=dt, decay=exp(dt A))`',
         conv_size=4,
     ),
-    here("slot attention", words='`attend(normalize_over="queries")`, and `gru` for the slots'),
-    here("Perceiver, attention pooling, PMA, Q-Former, latent queries", "mha", "called with the latents as the query"),
+    here("slot attention", words=IN_LINES),
+    here(
+        "Perceiver, attention pooling, PMA, Q-Former, latent queries",
+        "mha",
+        "called with the latents, once for each row of the batch, as the query; `key_dim=` of the input",
+    ),
     here("Linformer", words=IN_LINES),
     here("Set Transformer, ISAB, Luna", words=IN_LINES),
-    here("performer, FAVOR+, random features", "linear", "with `feature_map=` of one's own; redraw them as you like"),
+    here(
+        "performer, FAVOR+, positive random features",
+        "linear",
+        "set `w_features` to redraw them: docs/names.md",
+        feature_map="exp",
+        num_features=256,
+    ),
     here("Based, ReBased, Hedgehog, Taylor features", "linear", "with `feature_map=` of one's own"),
     here("HGRN2", words=IN_LINES),
     here("mLSTM, xLSTM", words=IN_LINES),
@@ -169,12 +180,12 @@ NAMES = (
     here("Doge, dynamic mask attention", words=IN_LINES),
     here("Reformer, LSH attention", words=IN_LINES),
     here("top-k attention, explicit sparse Transformer", words=IN_LINES),
-    here("Nystromformer", words=IN_LINES),
+    here("Nystromformer, Nystrom attention", words=IN_LINES),
     here("cosFormer", words=IN_LINES),
     here("joint attention, MM-DiT, Stable Diffusion 3, SD3", "joint"),
     here("Stable Diffusion 3.5, SD3.5, AuraFlow, joint attention with QK-norm", "joint", norm="rms"),
     here(
-        "FLUX, Qwen-Image, joint attention with RoPE",
+        "FLUX, FLUX.1, double-stream block, Qwen-Image, joint attention with RoPE",
         "joint",
         "positions of both streams: docs/names.md",
         head_dim=128,
@@ -194,7 +205,7 @@ NAMES = (
     here("LeViT, SAM, MViTv2, decomposed relative positions, BoTNet, bottleneck attention", words=IN_LINES),
     here("ReLU attention, squared ReLU, gated attention unit, GAU, softpick", words=IN_LINES),
     here("SelfExtend, dual chunk attention, DCA", words=IN_LINES),
-    here("neighborhood attention, NAT, DiNAT", words=IN_LINES),
+    here("neighborhood attention, NAT", words=IN_LINES),
     here("Routing Transformer", words="a mask for each head from clusters, as for the Reformer: docs/names.md"),
     here("LASER attention", words="the logarithm of `attend` with `exp` of the values"),
     here("Graphormer, pair bias, TUPE, untied positions, gated relative bias, WavLM", words="`bias=` of `attend`"),
@@ -209,6 +220,7 @@ NAMES = (
         "called with pooled positions as the key",
     ),
     here("DETR, positions in queries and keys alone", "mha", "called as `layer(x + position, x + position, x)`"),
+    here("padding, key padding mask, attention mask", words="`mask=`, True = may attend: docs/conventions.md, Masks"),
     here("masked attention, Mask2Former", "mha", "with a `mask=` from the layer before"),
     here("Flamingo, gated cross-attention", "mha", "called with the picture as the key, times tanh of a gate"),
     here("TimeSformer, divided attention, ViViT", "mha", "one along time and one along space"),
@@ -231,7 +243,8 @@ NAMES = (
     missing("Primer, compressed convolutional attention, CCA, Zaya", "it convolves queries and keys of a softmax"),
     missing("Sinkhorn attention", "it sorts blocks by a permutation that it learns"),
     missing("Compressive Transformer", "it compresses what leaves the memory; `transformer_xl` is without"),
-    missing("Infini-attention, landmark attention", "a memory of earlier segments is read beside local attention"),
+    here("Infini-attention", words=IN_LINES),
+    missing("landmark attention", "landmark tokens share a softmax, each of which opens its block"),
     missing("Memorizing Transformer, kNN attention", "it looks keys up in an index"),
     missing("XLNet, two-stream attention", "its scores have a third part, by segments; `transformer_xl` has two"),
     missing("LongT5, transient global attention", "sums of blocks are keys of all; `longformer` is the nearest"),
@@ -281,9 +294,14 @@ COMMON = {"attention", "transformer", "layer", "net", "network", "model", "of", 
 SUFFIXES = ("attention", "attn", "layer", "cell", "transformer")
 
 
+def folded(name: str) -> str:
+    """A name in lower case without accents."""
+    return "".join(c for c in unicodedata.normalize("NFKD", name.lower()) if not unicodedata.combining(c))
+
+
 def normalized(name: str) -> str:
-    """A name in lower case without what only separates words."""
-    return "".join(c for c in name.lower() if c.isalnum())
+    """A name in lower case without accents and what only separates words."""
+    return "".join(c for c in folded(name) if c.isalnum())
 
 
 def stems(name: str) -> set[str]:
@@ -293,8 +311,8 @@ def stems(name: str) -> set[str]:
 
 
 def words(name: str) -> set[str]:
-    """The words of a name that tell it from others."""
-    return set(re.findall("[a-z0-9]+", name.lower())) - COMMON
+    """The words of a name that tell it from others, no numbers."""
+    return {word for word in re.findall("[a-z0-9]+", folded(name)) if not word.isdigit()} - COMMON
 
 
 def called(name: str) -> tuple[Known, ...]:

@@ -1,5 +1,7 @@
 """attn-parity list: the catalogue of variants, and the stages of one."""
 
+import re
+from difflib import get_close_matches
 from typing import Annotated
 
 import typer
@@ -56,8 +58,12 @@ def show_names(text: str) -> None:
     """What the names that hold a text are here; an error where none does."""
     models = models_like(text)
     found = names.holding(text) if models else names.like(text)
+    if not found and not models:  # "falcon-7b"
+        models = models_like(re.split("[^a-z0-9]", text.lower())[0])
     if not found and not models:
-        fix = "`attn-parity list` has all variants"
+        every = {name.lower(): name for known in names.NAMES for name in known.names}
+        near = ", ".join(every[name] for name in get_close_matches(text.lower(), every))
+        fix = f"try {near}" if near else "docs/names.md has them all"
         raise typer.BadParameter(f"expected a name that the field has, got {text!r}; {fix}", param_hint="--like")
     out = Table(box=None, pad_edge=False)
     out.add_column("name")
@@ -75,7 +81,7 @@ def models_like(text: str) -> list[tuple[str, str]]:
 
     def has(model_type: str) -> bool:
         name = names.normalized(model_type)
-        return name.startswith(wanted) or (len(wanted) > SHORT and wanted in name)
+        return wanted != "" and (name.startswith(wanted) or (len(wanted) > SHORT and wanted in name))
 
     for layout in map(layouts.get, layouts.names()):
         types = sorted(filter(has, layout.model_types))

@@ -44,12 +44,14 @@ def test_no_name_has_two_answers() -> None:
         ("bahdanau attention", "additive"),
         ("FLUX joint attention", "rope_axes=(16, 56, 56)"),
         ("Swin Transformer V2", 'build("swin", version=2)'),
-        ("Perceiver IO", "the latents as the query"),
+        ("Perceiver IO", "called with the latents"),
         ("sLSTM", "not here"),
         ("XCA", "in a few lines"),
         ("Falcon", "load_pretrained(folder): layers of alibi, decoder"),
         ("falcon mamba", "not read: it has a state"),
         ("Zamba2", "not read yet"),
+        ("falcon-7b", "load_pretrained(folder): layers of alibi, decoder"),
+        ("Nyströmformer", "in a few lines"),
     ],
 )
 def test_the_command_finds_names_however_they_are_spelled(asked: str, answer: str) -> None:
@@ -62,3 +64,5 @@ def test_a_name_that_nobody_has_is_refused() -> None:
     shown = CliRunner().invoke(app, ["list", "--like", "zzz"])
     assert shown.exit_code == 2
     assert not like("zzz")
+    shown = CliRunner().invoke(app, ["list", "--like", "perfomer"])
+    assert "try performer" in shown.output
