@@ -225,7 +225,10 @@ ASKED = {
     "bahdanau": "did you mean 'additive'?",
     "encoder_decoder": "did you mean 'mha' or 'seq2seq'?",
     "GRU": "did you mean 'gru'?",
-    "perceiver": 'here that is build("mha"); called with the latents as the query',
+    "perceiver": (
+        'here that is build("mha"); called with the latents, once for each row of the batch, as the query; key_dim= of '
+        "the input"
+    ),
     "rwkv7": "here that is in a few lines: docs/names.md",
     "sLSTM": "not here: its next state is no linear function of the one before",
     "mhaa": "did you mean 'mha' or 'mamba2' or 'mqa'?",
