@@ -273,6 +273,6 @@ class GatedRecurrentUnit(Layer[Config]):
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"], dlast: Float[Array, "l b e"] | None = None) -> Grads:
         """The gradients, from those of the output and, if it was used, of the returned state."""
         back = LayerBackward(self, tape, dy)
-        unrounded = self.run_vjp(tape, back.dy, record(tape, dlast=upcast(dlast)))
+        unrounded = self.run_vjp(tape, back.dy, back.dy_of("last", dlast))
         back.dw |= unrounded.params
         return back.end(**unrounded.inputs)

@@ -136,9 +136,10 @@ class JointAttention(Layer[Config]):
         context, dw, names = tape["context"], back.dw, ("query", "key", "added", "added_key")
         query, key, added, added_key = (tape[f"zeroed_{name}"] for name in names)
         dcontext, dw["w_o"], dw["b_o"] = linear_vjp("bthv,hvo->bto", context[:, :t], self.w_o, self.b_o, back.dy)
+        if self.w_added_o is not None and dadded_y is None:
+            dadded_y = zeros(tape["added_y"].shape, added)
+        dout: Any = back.dy_of("added_y", dadded_y)
         if self.w_added_o is not None:
-            dadded_y = zeros(added.shape, added) if dadded_y is None else upcast(dadded_y)
-            dout: Any = record(tape, dadded_y=dadded_y)
             dadded_context, dw["w_added_o"], dw["b_added_o"] = linear_vjp(
                 "bshv,hvi->bsi", context[:, t:], self.w_added_o, self.b_added_o, dout
             )

@@ -270,7 +270,7 @@ class RecurrentDecoder(Layer[RecurrentDecoderConfig]):
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"], dlast: Float[Array, "l b e"] | None = None) -> Grads:
         """The gradients, from those of the outputs and, if it was used, of the returned state."""
         back = LayerBackward(self, tape, dy)
-        unrounded = self.run_vjp(tape, back.dy, record(tape, dlast=upcast(dlast)))
+        unrounded = self.run_vjp(tape, back.dy, back.dy_of("last", dlast))
         back.dw |= unrounded.params
         return back.end(**unrounded.inputs)
 
@@ -411,9 +411,9 @@ class Seq2Seq(Layer[Config]):
     def vjp(self, tape: Tape, dy: Float[Array, "b t o"], dlast: Float[Array, "l b e"] | None = None) -> Grads:
         """The gradients, from those of the outputs and, if it was used, of the returned state."""
         has_state = tape.get("state") is not None
-        back, dlast = LayerBackward(self, tape, dy), record(tape, dlast=upcast(dlast))
+        back = LayerBackward(self, tape, dy)
         dw = back.dw
-        decoder_grads = self.decoder.run_vjp(scope(tape, "decoder"), back.dy, dlast)
+        decoder_grads = self.decoder.run_vjp(scope(tape, "decoder"), back.dy, back.dy_of("last", dlast))
         dstate, dtarget = decoder_grads.inputs["state"], decoder_grads.inputs["target"]
         dmemory, dencoder_state = decoder_grads.inputs["memory"], None if has_state else dstate
         encoder_grads = self.encoder.run_vjp(scope(tape, "encoder"), dmemory, dencoder_state)

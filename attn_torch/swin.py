@@ -187,7 +187,9 @@ class SwinAttention(Layer[Config]):
             tape=tape, implementation=implementation, return_weights=return_weights,
         )  # fmt: skip
         if weights is not None:  # (b n) h t s -> b h n t s
-            call.weights = weights.reshape(call.sizes["b"], -1, *weights.shape[1:]).swapaxes(1, 2)
+            (high, wide), (rows, columns) = c.filled_sides(), c.window_sides()
+            shape = (call.sizes["b"], high * wide // (rows * columns), *weights.shape[1:])
+            call.weights = weights.reshape(shape).swapaxes(1, 2)
         return call.end(from_shifted_windows(linear("bthv,hvo->bto", context, self.w_o, self.b_o), c))
 
     def bias_table(self, tape: Tape, offsets: Array) -> Array:

@@ -172,7 +172,7 @@ def split_pairs(x: Array, n: int, layout: str) -> tuple[Array, Array]:
     return (x[..., :n], x[..., n : 2 * n]) if layout == "half" else (x[..., : 2 * n : 2], x[..., 1 : 2 * n : 2])
 
 
-def join_pairs(a: Array, b: Array, layout: str, xp: Any = ops) -> Array:
+def join_pairs(a: Any, b: Any, layout: str, xp: Any = ops) -> Any:
     """The first and the second numbers of pairs in one axis: `split_pairs` in reverse."""
     n = a.shape[-1]
     return xp.concatenate([a, b], -1) if layout == "half" else xp.stack([a, b], -1).reshape((*a.shape[:-1], 2 * n))
@@ -184,7 +184,7 @@ def swap_pairs(x: Array, layout: str) -> Array:
     return roll_last(x, n) if layout == "half" else roll_last(x.reshape((*x.shape[:-1], n, 2)), 1).reshape(x.shape)
 
 
-def for_both(cos: Array, sin: Array, layout: str, xp: Any = ops) -> tuple[Array, Array]:
+def for_both(cos: Any, sin: Any, layout: str, xp: Any = ops) -> tuple[Any, Any]:
     """Cosines and sines of pairs, for the first and the second number of each: (cos, cos) and (-sin, sin)."""
     return join_pairs(cos, cos, layout, xp), join_pairs(-sin, sin, layout, xp)
 

@@ -17,8 +17,8 @@ from attn_np.attention.row_blocks import attend_in_row_blocks_vjp
 from attn_np.contract._tape import scope
 from attn_np.frame.call import scoring
 from attn_np.frame.memory import with_memory_vjp
-from attn_np.ops import Array, Tape, dtype_name, zeros
-from attn_np.ops.vjp import Grads, make_grads, prepare_dy, sum_grads, sum_to
+from attn_np.ops import Array, Tape, dtype_name, record, zeros
+from attn_np.ops.vjp import Grads, checked_dy, make_grads, prepare_dy, sum_grads, sum_to
 from attn_np.recurrence.rules import recurrence_vjp
 
 
@@ -33,6 +33,11 @@ class LayerBackward:
     def __init__(self, layer: Any, tape: Tape, dy: Array) -> None:
         self.layer, self.tape, self.dtype, self.dw = layer, tape, dtype_name(dy), dict[str, Array | None]()
         self.dy = prepare_dy(tape, dy)
+
+    def dy_of(self, name: str, dy: Array | None) -> Array | None:
+        """The gradient of another output, by its name on the tape, checked, upcast and taped; or None."""
+        checked = None if dy is None else checked_dy(self.tape.get(name), dy)
+        return record(self.tape, **{f"d{name}": checked})
 
     def end(self, **dinputs: Array | None) -> Grads:
         """The gradients of inputs and parameters, rounded once."""

@@ -192,6 +192,7 @@ def bounds(case: Softmax, ex: dict[str, Any], n: Units) -> dict[str, Array]:
     # Where dy . v overflows, of a hidden key, too, infinity times a weight of 0 takes the row's derivatives with it.
     read = np.abs(np.where(np.isfinite(case.v), case.v, 0.0))[:, :, np.arange(h) // (h // g)]
     lost = np.any(n.overflows(factor * np.einsum("bthv,bshv->bhts", np.abs(dy), read)), axis=3)
+    lost = lost | ~np.isfinite(error_delta)  # where y itself overflows, dy . y does
     error_delta = np.where(lost, np.inf, error_delta)
     inner = error_dp + error_delta[..., None]
     sizes = factor * np.abs(dprobs) + (np.abs(delta) + dlse)[..., None]

@@ -282,7 +282,9 @@ def said(difference: Difference, arithmetic: Arithmetic) -> str:
         times = f"error/bound {d.ratio:.3g} ({arithmetic})"
     else:
         times = (
-            "no error is allowed there" if np.isfinite(d.got) and np.isfinite(d.want) else "in no class of arithmetic"
+            "no error is allowed there"
+            if np.isfinite(d.got) and np.isfinite(d.want)
+            else f"in no class up to {arithmetic}"
         )
     return (
         f"{name} differs: got {d.got:.6g}, expected {d.want:.6g} at {d.at}, {times}; "

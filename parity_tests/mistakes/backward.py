@@ -193,8 +193,8 @@ MUTANTS = (
     gru(
         "gradient of the returned state lost",
         "add the gradient of the returned state to that of the last output",
-        "record(tape, dlast=upcast(dlast))",
-        "0.0 * record(tape, dlast=upcast(dlast))",
+        'back.dy_of("last", dlast)',
+        '0.0 * back.dy_of("last", dlast)',
     ),
     seq2seq(
         "gradient of the look back lost",

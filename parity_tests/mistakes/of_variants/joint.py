@@ -63,8 +63,8 @@ MUTANTS = (
     both(
         "gradient of the added stream's output dropped",
         "add the gradients of both outputs",
-        "dadded_y = zeros(added.shape, added) if dadded_y is None else upcast(dadded_y)",
-        "dadded_y = zeros(added.shape, added)",
+        "if self.w_added_o is not None and dadded_y is None:",
+        "if self.w_added_o is not None:",
         trees=NUMPY,
     ),
     both(

@@ -225,3 +225,15 @@ def test_a_row_whose_products_overflow_sixteen_bits_has_no_bound(arithmetic: Ari
     assert np.isposinf(bound["dq"][0, 0]).all()
     assert np.isfinite(bound["dq"][0, 1]).all()
     assert np.isfinite(bounds(case, CLASSES[1])["dq"]).all()
+
+
+@pytest.mark.parametrize(("arithmetic", "dropped"), [(CLASSES[-1], False), (CLASSES[-2], True)], ids=str)
+def test_a_row_whose_output_overflows_has_no_bound(arithmetic: Arithmetic, dropped: bool) -> None:
+    """And neither have the derivatives at its hidden keys: dy . y is infinite there, too."""
+    q, k, v = (np.full((1, n, 1, 8), x) for n, x in ((2, 0.1), (3, 0.1), (3, 6e4)))
+    keep = {"keep": np.ones((1, 1, 2, 3), bool), "rate": 0.25} if dropped else {}
+    case = Softmax(q, k, v, "float16", 0.25, causal="top-left", dy=np.full((1, 2, 1, 8), 2.0**-10), **keep)
+    with np.errstate(all="ignore"):
+        found = run(case, arithmetic)
+    assert max(worst(case, found, arithmetic).values()) <= 1
+    assert not np.isfinite(found["dk"][0, 2]).all()

@@ -299,11 +299,13 @@ def wrong_cotangents(layer: Labelled, alias: str) -> None:
     for dtype, other in (("float64", "float32"), ("bfloat16", "float64"), ("float32", "float64")):
         module, inputs = made(alias, layer, "full", dtype)
         tape: dict[str, Any] = {}
-        y = leaves(module(**inputs, tape=tape))["y"]
-        pull, words = partial(module.vjp, tape), f"vjp: expected dy of shape {y.shape}"
-        refuses(partial(pull, y[:, :-1]), ValueError, words)
-        refuses(partial(pull, y[..., :1]), ValueError, words)
-        refuses(partial(pull, y.astype(other)), TypeError, "vjp: expected dy of the output's dtype")
+        outputs = list(leaves(module(**inputs, tape=tape)).values())
+        outputs, pull = outputs[: 2 if layer[1].second_output() else 1], partial(module.vjp, tape)
+        for i, y in enumerate(outputs):
+            words, first = f"vjp: expected dy of shape {y.shape}", outputs[:i]
+            refuses(partial(pull, *first, y[:, :-1]), ValueError, words)
+            refuses(partial(pull, *first, y[..., :1]), ValueError, words)
+            refuses(partial(pull, *first, y.astype(other)), TypeError, "vjp: expected dy of the output's dtype")
 
 
 def wrong_configs(layer: Labelled, alias: str) -> None:

@@ -108,7 +108,16 @@ RULES: dict[str, tuple[Callable[..., Any], Shapes]] = {
 }
 # What moves numbers, has none, or decides by them: no error to ask for.
 MOVES = {np.reshape, np.transpose, np.swapaxes, np.moveaxis, np.broadcast_to, np.expand_dims, np.squeeze, np.repeat}
-MOVES |= {np.flip, np.take_along_axis, np.shape, np.ndim, masks.hide_neg_inf, ops.constants, chosen.top_k_indices}
+MOVES |= {
+    np.flip,
+    np.take,
+    np.take_along_axis,
+    np.shape,
+    np.ndim,
+    masks.hide_neg_inf,
+    ops.constants,
+    chosen.top_k_indices,
+}
 
 
 def drawn(seed: int, scale: float, shapes: Shapes) -> list[np.ndarray]:

@@ -329,3 +329,11 @@ def test_fields_that_cannot_be(tree: Tree) -> None:
             tree.package.build("swin", **sizes | {name: value})
     with pytest.raises(ValueError, match=r"swin: expected query of shape \(b, t=24, d=6\), got \(1, 23, 6\)"):
         tree(tree.package.build("swin", **sizes, dtype="float64"), {"query": np.zeros((1, 23, 6))})
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_empty_batch_has_weights_of_every_window(tree: Tree, version: int) -> None:
+    config = Config(d_model=4, num_heads=2, height=3, width=3, window_size=2, version=version)
+    layer, empty = layer_of(tree, config, weights_of(config)), {"query": np.zeros((0, 9, 4))}
+    y, weights = tree(layer, empty, return_weights=True)[:2]
+    assert (y.shape, weights.shape) == ((0, 9, 4), (0, 2, 4, 4, 4))
