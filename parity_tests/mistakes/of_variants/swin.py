@@ -161,7 +161,7 @@ MUTANTS = (
     wide(
         "windows of the weights as rows of the batch",
         "the weights have an axis of windows behind that of heads: b h n t s",
-        'weights.reshape(call.sizes["b"], -1, *weights.shape[1:]).swapaxes(1, 2)',
+        "weights.reshape(shape).swapaxes(1, 2)",
         "weights[:, :, None]",
     ),
     second(
