@@ -39,7 +39,10 @@ class Config(_heads.BidirectionalConfig):
         "cls to token, token to cls, cls to cls": "the last three rows, in this order: of query to key",
         "[CLS]": "the first position: prefix_tokens=1",
     }
-    cost = "time b t t h (k + v); memory h t t for the biases, b h t t on the textbook path; x h parameters"
+    cost = (
+        "time b t t h (k + v); memory h t t for the biases, b h t t on the textbook path and, in NumPy, for their "
+        "gradients; x h parameters"
+    )
     paper = (
         "Bao et al. 2021, BEiT: BERT Pre-Training of Image Transformers, arXiv:2106.08254, whose authors' code has the "
         "table; offsets as in Liu et al. 2021, Swin Transformer, arXiv:2103.14030, equation 4"
